@@ -18,6 +18,7 @@ os.environ.update(
 
 from workflows.suite import inputs
 from workflows.suite import commands
+from workflows.suite.config import with_base
 from workflows.suite.jobs import check_again, read_suite
 from workflows.suite.progress import RunNames, TimeLeft, at_once
 from workflows.suite.show import opening
@@ -32,7 +33,7 @@ if not config:
 
 
 try:
-    SUITE = read_suite(config)
+    SUITE = read_suite(with_base(config))
     inputs.check_fetched(SUITE)
 except ValueError as error:
     sys.exit(f"error: {error}")

@@ -38,6 +38,8 @@ NETWORK = {
     "a datagram": lines("socket.socket(2, 2).sendto(b'x', ('8.8.8.8', 53))"),
     "a name": lines("socket.getaddrinfo('example.com', 80)"),
     "a raw socket": lines("socket.socket(socket.AF_PACKET, socket.SOCK_RAW)"),
+    "a socket to the host": lines("socket.socket(40, 1).bind((0xffffffff, 50506))"),
+    "a pair of sockets": lines("socket.socketpair()"),
     "interfaces": lines("assert {n for _, n in socket.if_nameindex()} > {'lo'}"),
 }
 READS = {

@@ -167,6 +167,8 @@ def test_a_loaded_model_is_the_fitted_one(row: str, runs: Runs, tmp_path: Path) 
 def test_a_moved_folder_loads(row: str, runs: Runs, tmp_path: Path) -> None:
     expected = logits(load_model(runs.fit(row)))
     alone = shutil.copytree(runs.fit(row), tmp_path / "alone")
+    # Whoever may read one file may read all.
+    assert len({file.stat().st_mode for file in alone.iterdir()}) == 1
     assert torch.equal(logits(load_model(alone)), expected)
     assert torch.equal(logits(load_model(runs.fit_again(row))), expected)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jinja2.exceptions import SecurityError
 from lm_eval.tasks import TaskManager
 
 import workflows.evaluation.registered  # noqa: F401
@@ -14,6 +15,7 @@ from tests import steps
 from tests.contract.fits import ROWS
 from tests.contract.folders import Folders
 from workflows.evaluation.harness import simple_evaluate
+from workflows.steps import lm_eval
 
 
 def scores(results: Any) -> dict[tuple[str, str], float]:
@@ -50,6 +52,32 @@ def test_lm_eval_scores_a_folder_as_the_evaluate_step(
     # lm-eval's own class writes with the settings of the folder, so only choices are equal.
     stock = simple_evaluate(model="hf", tasks=["toy_choice"], **common)
     assert scores(stock).items() <= ours.items()
+
+
+@pytest.mark.parametrize("by_file", [False, True])
+def test_the_command_line_of_lm_eval_refuses_programs_in_task_files(
+    by_file: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "tasks"
+    folder.mkdir()
+    (folder / "evil.yaml").write_text("task: evil\ndoc_to_text: !function os.system")
+    (tmp_path / "config.yaml").write_text(f"include_path: {folder}")
+    words = ["-C", str(tmp_path / "config.yaml")] if by_file else [f"--include_path={folder}"]
+    monkeypatch.setattr("sys.argv", ["lm_eval", "run", *words])
+    with pytest.raises(ValueError, match="!function os.system must name a function"):
+        lm_eval.main()
+
+
+def test_the_command_line_of_lm_eval_confines_templates(monkeypatch: pytest.MonkeyPatch) -> None:
+    from lm_eval import utils
+
+    monkeypatch.setattr(utils, "env", utils.Environment())
+    monkeypatch.setattr(lm_eval, "cli_evaluate", lambda: None)
+    monkeypatch.setattr(lm_eval, "set_up_torch", lambda threads: None)
+    monkeypatch.setattr("sys.argv", ["lm_eval"])
+    lm_eval.main()
+    with pytest.raises(SecurityError):
+        utils.apply_template("{{ ''.__class__.__mro__ }}", {})
 
 
 @pytest.mark.long

@@ -15,6 +15,7 @@ from methods.core.model.card import BackboneCard, Card, FitCard
 from tests.records import dense, distance, fidelity, score, typed
 from workflows.records.card import new_record
 from workflows.records.files import SCHEMAS, read_record, to_record
+from workflows.records.parts import NotRun
 from workflows.records.record import Record
 
 
@@ -64,7 +65,12 @@ def test_a_row_that_does_not_apply_has_no_scores_but_a_finished_one_must(field: 
         ("scores/0/split", "train"), ("rates/all/tokens", 0), ("rates/all/skip", 1.01),
         ("rates/all/skip_std", -0.1), ("backbone/hash", "xyz"), ("code", {}),
         ("fit_code", {"methods/core": 1}), ("layers/kept", 0), ("extra", 1),
-        ("weights_hash", "xyz"),
+        ("weights_hash", "xyz"), ("row", "x/../../README"), ("row", ".."), ("row", "hero\n"),
+        ("method", "a b"), ("backbone/name", "../toy"), ("title", "a\n# b"), ("title", "a\x1b[2J"),
+        ("title", "a\x9b2J"), ("title", "a\n"), ("reason", "a\rb"), ("scores/0/task", "a\nb"),
+        ("evaluation/device", "a\nb"), ("hardware/processor", []), ("hardware/processor", "a\nb"),
+        ("hardware/processor", ...), ("hardware/accelerator", []),
+        ("not_run", [{"task": "code", "reason": "a\nb"}]),
     ],
 )  # fmt: skip
 def test_wrong_values_are_named_by_their_place(path: str, value: Any) -> None:
@@ -75,6 +81,12 @@ def test_wrong_values_are_named_by_their_place(path: str, value: Any) -> None:
     schema = read_json(SCHEMAS / "record.schema.json")
     plain = next(Draft202012Validator(schema).iter_errors(change(path, value)))
     assert plain.message in str(caught.value)
+
+
+def test_names_of_derived_rows_and_titles_of_all_alphabets_pass() -> None:
+    names = {"row": "shortgpt+lora-2.5", "title": "HeRo (λ = 0,5) 模型"}
+    assert to_record(record() | names).row == names["row"]
+    assert to_record(change("backbone/name", "")).backbone.name == ""
 
 
 def test_damaged_json_is_named(tmp_path: Path) -> None:
@@ -181,6 +193,12 @@ def test_a_run_that_started_from_another_model_names_it_and_the_dense_backbone()
     assert entries["kind"] == "static"
     assert entries["start"] == {"row": "shortgpt", "params": {"layers": 3}, "seed": 42}
     assert entries["backbone"] == record()["backbone"] | {"name": "b", "path": "p"}
+
+
+def test_reasons_become_one_line() -> None:
+    """Those of a method and of a task's own error are not ours."""
+    assert from_card(not_applicable="too\nsmall\x1b[2J").reason == "too small [2J"
+    assert NotRun(task="code", reason="no\nsandbox").reason == "no sandbox"
 
 
 def test_a_damaged_card_is_refused_before_it_is_scored() -> None:

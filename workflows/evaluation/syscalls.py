@@ -5,6 +5,7 @@ It refuses calls that a computation does not need and that namespaces and limits
 - a new process or thread (the limit of their number does not hold for root),
 - memory that no limit of a process counts,
 - another process's memory, other namespaces,
+- sockets (no namespace holds those of AF_VSOCK),
 - parts of the kernel that had most of its holes.
 
 All other calls are allowed. A refused call fails with EPERM; a call of another architecture kills
@@ -31,6 +32,7 @@ REFUSED: dict[str, tuple[int, int | None]] = {
     "shmget": (29, 194), "shmat": (30, 196), "semget": (64, 190), "msgget": (68, 186),
     "mq_open": (240, 180), "memfd_create": (319, 279), "memfd_secret": (447, 447),
     "add_key": (248, 217), "request_key": (249, 218), "keyctl": (250, 219),
+    "socket": (41, 198), "socketpair": (53, 199),
     "bpf": (321, 280), "perf_event_open": (298, 241), "userfaultfd": (323, 282),
     "io_uring_setup": (425, 425),
     "mount": (165, 40), "open_tree": (428, 428), "move_mount": (429, 429), "fsopen": (430, 430),

@@ -42,13 +42,24 @@ class _Function(str):
 
 
 class _Reader(yaml.SafeLoader):
-    """Reads a task file; of a function it reads the name only."""
+    """Reads a task file; of a function it reads the name only.
+
+    ``functions`` are all of the file, also those that the content no longer holds, such as the
+    first value of a key that stands there twice: lm-eval imports these too.
+    """
+
+    def __init__(self, text: bytes) -> None:
+        super().__init__(text)
+        self.functions: list[_Function] = []
+
+    def function(self, node: yaml.ScalarNode) -> _Function:
+        """The name of a function; it is added to ``functions``."""
+        name = _Function(self.construct_scalar(node))
+        self.functions.append(name)
+        return name
 
 
-_Reader.add_constructor(
-    "!function",
-    lambda loader, node: _Function(loader.construct_scalar(node)),  # type: ignore[arg-type]
-)
+_Reader.add_constructor("!function", _Reader.function)
 
 
 def check_files(folder: Path) -> None:
@@ -62,7 +73,8 @@ def check_files(folder: Path) -> None:
 
     Raises:
         ValueError: A file is no YAML mapping, ``!function`` does not name a function of a Python
-            file of the folder, ``include`` names a file outside the folder, or a metric is a file.
+            file of the folder, ``include`` names a file outside the folder, a metric is a file, or
+            data are pickles.
     """
     waiting, seen = list(_files(folder)), set[Path]()
     while waiting:
@@ -71,12 +83,9 @@ def check_files(folder: Path) -> None:
             continue
         seen.add(file)
         content = _read(file)
-        for value in _values(content):
-            if isinstance(value, _Function):
-                _check_function(value, file, folder)
-        for part in _mappings(content):
-            for metric in as_list(part.get("metric_list")):
-                _check_metric(metric, file)
+        for function in _functions(file):
+            _check_function(function, file, folder)
+        check_keys(content, f"task file {file}")
         waiting += [_include_path(name, file, folder) for name in as_list(content.get("include"))]
 
 
@@ -114,9 +123,8 @@ def task_files(name: str, folder: Path) -> tuple[list[Path], list[dict[str, Any]
 def _collect(file: Path, folder: Path, files: dict[Path, Path]) -> None:
     """Add a task file and the Python files of its functions to ``files``."""
     files[file.resolve()] = file
-    for value in _values(_read(file)):
-        if isinstance(value, _Function):
-            _collect_code(_code(value, file), folder, files)
+    for function in _functions(file):
+        _collect_code(_code(function, file), folder, files)
 
 
 def _collect_code(file: Path, folder: Path, files: dict[Path, Path]) -> None:
@@ -226,17 +234,33 @@ def _add(index: dict[str, Definition], content: dict[str, Any], files: Sequence[
 def _read(file: Path) -> dict[str, Any]:
     try:
         content = parse(file.read_bytes())
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+    except RecursionError as error:
+        raise ValueError(f"task file {file}: a value lies in itself, or too deep") from error
+    except (yaml.YAMLError, ValueError) as error:
         raise ValueError(f"task file {file} is not valid YAML: {error}") from error
     if not isinstance(content, dict):
         raise ValueError(f"task file {file} is no mapping of keys")
     return content
 
 
-@cache
 def parse(text: bytes) -> Any:
     """Content of a task file; cached, so callers must not change it."""
-    return yaml.load(text, _Reader)
+    return _parse(text)[0]
+
+
+def _functions(file: Path) -> list[_Function]:
+    """Names of all functions of a task file."""
+    return _parse(file.read_bytes())[1]
+
+
+@cache
+def _parse(text: bytes) -> tuple[Any, list[_Function]]:
+    """Content of a task file, and all its functions; a value in itself is a RecursionError."""
+    reader = _Reader(text)
+    content = reader.get_single_data()
+    for _ in _values(content):
+        pass
+    return content, reader.functions
 
 
 def as_list(value: Any) -> list[Any]:
@@ -285,12 +309,28 @@ def _check_function(name: str, file: Path, folder: Path) -> None:
         )
 
 
-def _check_metric(metric: Any, file: Path) -> None:
-    """Refuse a metric that is a path: the library evaluate would import the file."""
-    name = metric.get("metric") if isinstance(metric, dict) else metric
-    is_name = isinstance(name, str) and not set(name) & set("/\\")
-    if not is_name and not isinstance(name, _Function):
-        raise ValueError(f"task file {file}: metric {name!r} must be a name")
+def check_keys(content: Any, where: str) -> None:
+    """Refuse keys of a task whose value makes a library run a program.
+
+    Args:
+        content: Of a task file, or key ``config`` of a task entry.
+        where: Words for the message.
+
+    Raises:
+        ValueError: A metric is a file or a repository of the hub, which the library evaluate would
+            import, or the data are pickles.
+    """
+    for part in _mappings(content):
+        for metric in as_list(part.get("metric_list")):
+            name = metric.get("metric") if isinstance(metric, dict) else metric
+            is_name = isinstance(name, str) and not set(name) & set("/\\")
+            if not is_name and not isinstance(name, _Function):
+                raise ValueError(f"{where}: metric {name!r} must be a name")
+        if part.get("dataset_path") == "pandas":
+            raise ValueError(
+                f"{where}: dataset_path 'pandas' reads pickles, which may run any program; "
+                "json, csv and parquet are allowed"
+            )
 
 
 def _include_path(name: Any, file: Path, folder: Path) -> Path:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from workflows.evaluation.taskfiles import (
-    local_files,
-    task_files,
-)
+from workflows.evaluation.taskfiles import check_keys, local_files, task_files
 
 KEYS: dict[str, type] = {
     "task": str,
@@ -26,6 +24,10 @@ KEYS: dict[str, type] = {
     "chance": float,
 }
 PERPLEXITY = "perplexity"
+# A name stands in commands and in names of files.
+NAME = re.compile(r"[\w.:+@-]+")
+# Keys of a task that make it another one, or take its prompt from elsewhere.
+NOT_REPLACED = ("task", "group", "include", "class", "use_prompt")
 # Keys that say nothing of a text.
 OF_TASKS = ("metric", "num_fewshot", "chat_template", "split", "config", "chance")
 
@@ -215,10 +217,20 @@ def _entry(item: Any) -> TaskEntry:
         allowed = (int, float) if kind is float else kind
         if not isinstance(value, allowed) or (kind is not bool and isinstance(value, bool)):
             raise ValueError(f"task entry {item!r}: {key} must be of type {kind.__name__}")
+    if not NAME.fullmatch(keys["task"]):
+        raise ValueError(
+            f"task entry {item!r}: a name is made of letters, digits and _ . : + @ - alone"
+        )
     if keys.get("limit", 1) < 1 or keys.get("num_fewshot", 0) < 0:
         raise ValueError(f"task entry {item!r}: limit is at least 1, num_fewshot at least 0")
-    if not isinstance(keys.get("config", {}).get("dataset_kwargs", {}), Mapping):
+    config = keys.get("config", {})
+    if not isinstance(config.get("dataset_kwargs", {}), Mapping):
         raise ValueError(f"task entry {item!r}: dataset_kwargs must be of type dict")
+    if kept := [key for key in NOT_REPLACED if key in config]:
+        raise ValueError(
+            f"task entry {item!r}: config replaces keys of a task, but not {', '.join(kept)}"
+        )
+    check_keys(config, f"task entry {item!r}")
     if not 0 <= keys.get("chance", 0) < 1:
         raise ValueError(f"task entry {item!r}: chance is at least 0 and below 1")
     return TaskEntry(**keys)

@@ -104,15 +104,21 @@ def unpack(file: Path, folder: Path) -> None:
             cut = reader.needs_input
             raise ValueError("it is cut" if cut else f"it does not end within {MOST:,} bytes")
         with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as tar:
+            size = 0
             for entry in tar:
+                size += entry.size
+                if size > MOST:
+                    raise ValueError(f"its files are larger than {MOST:,} bytes")
                 _unpack_entry(tar, entry, folder)
     except (lzma.LZMAError, tarfile.TarError, ValueError) as error:
         raise ValueError(f"{file} is no whole archive of records: {error}") from error
 
 
 def _unpack_entry(tar: tarfile.TarFile, entry: tarfile.TarInfo, folder: Path) -> None:
-    """Write one file; refuse links, devices and paths outside the folder."""
-    content = tar.extractfile(entry) if entry.isfile() else None
+    """Write one file; refuse links, devices, files with holes and paths outside the folder."""
+    # The holes of a sparse file take memory that no limit on the archive counts.
+    plain = entry.isfile() and not entry.issparse()
+    content = tar.extractfile(entry) if plain else None
     path = Path(entry.name)
     if content is None or path.is_absolute() or ".." in path.parts:
         raise ValueError(f"'{entry.name}' is no file of a results folder")

@@ -9,6 +9,7 @@ from typing import Any
 from methods import Row, find_row
 from methods.core.model.card import Card
 from workflows.records.files import to_record
+from workflows.records.parts import one_line
 from workflows.records.record import FORMAT, Record
 
 
@@ -28,12 +29,12 @@ def new_record(card: Card, labels: Mapping[str, str | None], made_by: Mapping[st
     """
     name = labels["row"] or card.row
     row = find_row(card.row)
-    start, backbone = card.start, card.first.backbone
+    start, backbone, reason = card.start, card.first.backbone, card.not_applicable
     return to_record(
         {
             "format": FORMAT,
             "status": "not applicable",
-            "reason": card.not_applicable,
+            "reason": one_line(reason) if isinstance(reason, str) else reason,
             "suite": labels["suite"],
             "row": name,
             "method": card.row,

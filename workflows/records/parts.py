@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+# Signs that end a line or steer a terminal.
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+
+
+def one_line(text: str) -> str:
+    """A text with spaces for its control characters, as a record wants it."""
+    return CONTROL.sub(" ", text)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,10 +90,13 @@ class Score:
 
 @dataclass(frozen=True, kw_only=True)
 class NotRun:
-    """A task that the machine could not run, and why."""
+    """A task that the machine could not run, and why, in one line."""
 
     task: str
     reason: str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "reason", one_line(self.reason))
 
 
 @dataclass(frozen=True, kw_only=True)

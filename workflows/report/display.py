@@ -61,6 +61,10 @@ class Table:
     ids: Sequence[str] = ()
     groups: Mapping[str, str] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        if "/" in self.name:
+            raise ValueError(f"a table's name is that of its files: '{self.name}' may hold no '/'")
+
 
 def line_id(line: Mapping[Any, Any]) -> str:
     """Name of a line of a frame on the page: ``backbone/row/target/match``."""

@@ -40,7 +40,7 @@ def markdown_cell(cell: Cell) -> str:
 
 def escape_markdown(text: str) -> str:
     """Plain text for Markdown."""
-    for sign in "\\|*_<>`":
+    for sign in "\\|*_<>`[]":
         text = text.replace(sign, f"\\{sign}")
     return text
 

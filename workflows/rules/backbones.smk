@@ -23,7 +23,7 @@ rule fetch_backbone:
     message:
         f"backbone {{wildcards.name}}: fetch{FILES}"
     shell:
-        "python -m workflows.steps.fetch --source {params.source:q} --out {output} > {log} 2>&1"
+        "python -m workflows.steps.fetch --source {params.source:q} --out {output:q} > {log:q} 2>&1"
 
 
 rule train_backbone:
@@ -47,8 +47,8 @@ rule train_backbone:
     message:
         f"world {{wildcards.world}}: train its backbone{FILES}"
     shell:
-        "python -m workflows.steps.train_backbone --world {wildcards.world} --device {params.device}"
-        " --threads {threads} --out {output} > {log} 2>&1"
+        "python -m workflows.steps.train_backbone --world {wildcards.world:q} --device {params.device}"
+        " --threads {threads} --out {output:q} > {log:q} 2>&1"
 
 
 rule rebuild_demo_backbone:

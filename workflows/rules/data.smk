@@ -24,8 +24,8 @@ rule data:
     message:
         f"{{wildcards.part}} texts: prepare{FILES}"
     shell:
-        "python -m workflows.steps.data --part {wildcards.part} --source {params.source:q}"
-        " --out {output} > {log} 2>&1"
+        "python -m workflows.steps.data --part {wildcards.part:q} --source {params.source:q}"
+        " --out {output:q} > {log:q} 2>&1"
 
 
 if SUITE.own_parts:
@@ -59,7 +59,7 @@ if SUITE.own_parts:
             f"{{wildcards.part}} texts: written by {OWN_WRITER}{FILES}"
         shell:
             "python -m workflows.steps.texts {params.run} --device {params.device}"
-            " --threads {threads} --out {output} > {log} 2>&1"
+            " --threads {threads} --out {output:q} > {log:q} 2>&1"
 
 
 rule tokens:
@@ -84,8 +84,8 @@ rule tokens:
     message:
         f"training texts: tokens for {{wildcards.backbone}}{FILES}"
     shell:
-        "python -m workflows.steps.tokens --data {input.data} --backbone {params.backbone:q}"
-        " --max-length {params.length} --out {output} > {log} 2>&1"
+        "python -m workflows.steps.tokens --data {input.data:q} --backbone {params.backbone:q}"
+        " --max-length {params.length} --out {output:q} > {log:q} 2>&1"
 
 
 if SUITE.probes_tasks:
@@ -115,5 +115,5 @@ if SUITE.probes_tasks:
         message:
             f"probe texts: made of the tasks{FILES}"
         shell:
-            "python -m workflows.steps.probe {params.run} --task-data results/{wildcards.suite}/tasks"
-            " --out {output} > {log} 2>&1"
+            "python -m workflows.steps.probe {params.run} --task-data results/{wildcards.suite:q}/tasks"
+            " --out {output:q} > {log:q} 2>&1"

@@ -39,8 +39,8 @@ rule fit:
         f"{RUN_NAME}: fit{TIMED}"
     shell:
         "python -m workflows.steps.fit {params.run}"
-        " --backbone {params.start:q} {params.data} --workdir {params.workdir}"
-        " --processes {resources.processes} --device {params.device} --threads 1 --out {output} > {log} 2>&1"
+        " --backbone {params.start:q} {params.data} --workdir {params.workdir:q}"
+        " --processes {resources.processes} --device {params.device} --threads 1 --out {output:q} > {log:q} 2>&1"
 
 
 # Rows of key `first` are fitted before the other trained rows.

@@ -41,7 +41,7 @@ rule check:
     message:
         f"suite {SUITE.name}: check{FILES}"
     shell:
-        "python -m workflows.steps.check --config {params.config:q} --out {output} > {log} 2>&1"
+        "python -m workflows.steps.check --config {params.config:q} --out {output:q} > {log:q} 2>&1"
 
 
 rule task_data:
@@ -63,4 +63,4 @@ rule task_data:
     message:
         f"task {{wildcards.task}}: fetch its data{FILES}"
     shell:
-        "python -m workflows.steps.task_data {params.task} --out {output} > {log} 2>&1"
+        "python -m workflows.steps.task_data {params.task} --out {output:q} > {log:q} 2>&1"

@@ -39,5 +39,5 @@ rule report:
     message:
         f"suite {SUITE.name}: tables, figures and page\n    makes {{output.page}}\n    log {{log}}"
     shell:
-        "python -m workflows.steps.report --results {params.results} --out {params.out}"
-        " --between-seeds {params.between_seeds} > {log} 2>&1"
+        "python -m workflows.steps.report --results {params.results:q} --out {params.out:q}"
+        " --between-seeds {params.between_seeds:q} > {log:q} 2>&1"

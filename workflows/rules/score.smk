@@ -32,9 +32,9 @@ rule score:
     message:
         f"{RUN_NAME}: score{TIMED}"
     shell:
-        "python -m workflows.steps.score --model {input.model} --tasks {params.tasks:q} {params.run}"
-        " --task-data results/{wildcards.suite}/tasks"
-        " --device {params.device} --threads {threads} --out {output} > {log} 2>&1"
+        "python -m workflows.steps.score --model {input.model:q} --tasks {params.tasks:q} {params.run}"
+        " --task-data results/{wildcards.suite:q}/tasks"
+        " --device {params.device} --threads {threads} --out {output:q} > {log:q} 2>&1"
 
 
 use rule score as noise with:

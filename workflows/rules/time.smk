@@ -34,5 +34,5 @@ rule time:
     message:
         f"{RUN_NAME}: time over dense{TIMED}"
     shell:
-        "python -m workflows.steps.time --model {input.model} --texts {input.texts} {params.run}"
-        " --device {params.device} --threads {threads} --out {output} > {log} 2>&1"
+        "python -m workflows.steps.time --model {input.model:q} --texts {input.texts:q} {params.run}"
+        " --device {params.device} --threads {threads} --out {output:q} > {log:q} 2>&1"

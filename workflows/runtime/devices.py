@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -79,15 +80,14 @@ def claim_gpus(count: int) -> Iterator[list[int]]:
     A lock file is named after the GPU's UUID: its number depends on which GPUs a job can see.
 
     Raises:
-        ValueError: The machine has fewer GPUs.
+        ValueError: The machine has fewer GPUs, or the folder of the locks is not the user's own.
     """
     import torch
 
     total = torch.cuda.device_count()
     if total < count:
         raise ValueError(f"{count} GPUs are asked for, torch sees {total}")
-    folder = Path(tempfile.gettempdir()) / f"skipbench-gpus-{os.getuid()}"
-    folder.mkdir(exist_ok=True)
+    folder = _own_folder(Path(tempfile.gettempdir()) / f"skipbench-gpus-{os.getuid()}")
     names = [str(torch.cuda.get_device_properties(number).uuid) for number in range(total)]
     while True:
         with ExitStack() as locks:
@@ -99,9 +99,24 @@ def claim_gpus(count: int) -> Iterator[list[int]]:
         sleep(1)
 
 
+def _own_folder(folder: Path) -> Path:
+    """The folder, made if it is not there: others may have made it first in a shared place.
+
+    Raises:
+        ValueError: It is a link, a file, or of another user.
+    """
+    folder.mkdir(mode=0o700, exist_ok=True)
+    facts = folder.lstat()
+    if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid():
+        raise ValueError(f"{folder}, for the locks of GPUs, must be a folder of this user's own")
+    return folder
+
+
 def _lock(file: Path, locks: ExitStack) -> bool:
     """Lock a file until ``locks`` closes; False if another process has locked it."""
-    lock = locks.enter_context(file.open("w"))
+    # A lock needs a file that can be written (NFS); it is neither followed nor emptied.
+    lock = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    locks.callback(os.close, lock)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

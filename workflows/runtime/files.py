@@ -7,12 +7,16 @@ import glob
 import hashlib
 import os
 import shutil
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Collection, Container, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from methods.core import jsonfile
+from methods.core.jsonfile import read_json
+
+# In a folder that a report writes: names of the files that it wrote there.
+WRITTEN = ".written.json"
 
 
 @contextmanager
@@ -105,6 +109,24 @@ def read_text(file: Path) -> str:
         return file.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(f"{file} is no text in UTF-8: {error}") from error
+
+
+def delete_earlier(folder: Path, names: Collection[str]) -> None:
+    """Delete the files of a folder that an earlier call names in :data:`WRITTEN` and this does not.
+
+    Files that no call named stay: they are not ours.
+
+    Raises:
+        ValueError: The list is not JSON.
+    """
+    listed = folder / WRITTEN
+    before = read_json(listed).get("files") if listed.is_file() else None
+    for name in before if isinstance(before, list) else []:
+        # The list may be of a stranger: it reaches no other folder.
+        own = isinstance(name, str) and Path(name).name == name and (folder / name).is_file()
+        if own and name not in names:
+            (folder / name).unlink()
+    write_json(listed, {"files": sorted(names)})
 
 
 def delete_others(folder: Path, patterns: Iterable[str], names: Container[str]) -> None:

@@ -21,7 +21,7 @@ from workflows.report.render import latex, markdown
 from workflows.report.results import read_results
 from workflows.report.seeds import add_spread_argument, read_spread
 from workflows.report.tables import make_tables
-from workflows.runtime.files import delete_others, write_text
+from workflows.runtime.files import delete_earlier, write_text
 from workflows.runtime.program import run, step_parser
 from workflows.stats.tables import layer_frame
 
@@ -52,15 +52,16 @@ def main() -> None:
     gc.freeze()
     for sentence in sentences:
         print(f"caution: {sentence}", file=sys.stderr)
-    for name, frame in frames.items():
-        write_text(args.out / "tables" / f"{name}.csv", frame.to_csv(index=False))
     written = set()
+    for name, frame in frames.items():
+        written.add(f"{name}.csv")
+        write_text(args.out / "tables" / f"{name}.csv", frame.to_csv(index=False))
     for table in (table for group in tables.values() for table in group):
         for ending, form in ((".md", markdown), (".tex", latex)):
             written.add(f"{table.name}{ending}")
             write_text(args.out / "tables" / f"{table.name}{ending}", form(table, sentences))
     # Those of an earlier form of the suite.
-    delete_others(args.out / "tables", ["*.md", "*.tex"], written)
+    delete_earlier(args.out / "tables", written)
     layers = layer_frame(results.records)
     runs = run_frames(results.records, results.files)
     draw_all(

@@ -88,8 +88,10 @@ def compare(suite: Suite, name: str, entries: list[TaskEntry]) -> pd.DataFrame:
         share_prefix=config["share_prefix"],
     )
     stock = HFLM(
-        pretrained=AutoModelForCausalLM.from_pretrained(folder, dtype="float32"),
-        tokenizer=AutoTokenizer.from_pretrained(folder),
+        pretrained=AutoModelForCausalLM.from_pretrained(
+            folder, dtype="float32", trust_remote_code=False
+        ),
+        tokenizer=AutoTokenizer.from_pretrained(folder, trust_remote_code=False),
         batch_size=size,
         max_length=length,
     )

@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 
 from methods.core.jsonfile import write_json
+from methods.core.model.tensors import share
 from workflows.demo.corpus import corpus_hash, items_hash
 from workflows.demo.presets import PRESETS, Recipe
 from workflows.demo.pretrain import train
@@ -59,6 +60,7 @@ def build(world: World, recipe: Recipe, workdir: Path, folder: Path, device: str
     log = "".join(json.dumps(report) + "\n" for report in reports)
     (folder / "training_log.jsonl").write_text(log, encoding="utf-8")
     model.save_pretrained(folder)
+    share(folder)
     build_tokenizer(world).save_pretrained(folder)
     facts = {
         "world": world.preset.name,

@@ -17,6 +17,8 @@ from workflows import ROOT
 from workflows.records.record import Protocol
 
 VARIABLE = re.compile(r"\$\{([A-Z][A-Z0-9_]*)(?::-([^}]*))?\}")
+# Words in the name of a variable that no suite may read: its value is published with the suite.
+SECRETS = ("TOKEN", "KEY", "SECRET", "PASSWORD")
 SUITES = "workflows/suites"
 SCHEMA = ROOT / "workflows" / "schemas" / "config.schema.yaml"
 # For JSON Schema 1.0 is an integer; a folder or an option made of it is another than of 1.
@@ -50,6 +52,16 @@ def read_configs(names: Sequence[str]) -> dict[str, Any]:
 
 
 def with_base(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A user's config over its bases, with the variables of the environment that it names.
+
+    Raises:
+        ValueError: There is no such base, or a variable is not set or must not be read.
+    """
+    expanded: dict[str, Any] = _expand(_over_bases(config))
+    return expanded
+
+
+def _over_bases(config: Mapping[str, Any]) -> dict[str, Any]:
     """A config merged over the files of ``workflows/suites/bases`` that its key ``base`` names.
 
     A line of ``derive`` that is null is left out.
@@ -69,25 +81,37 @@ def with_base(config: Mapping[str, Any]) -> dict[str, Any]:
     _merge(complete, {key: value for key, value in config.items() if key != "base"})
     if isinstance(derived := complete.get("derive"), dict):
         complete["derive"] = {name: line for name, line in derived.items() if line is not None}
-    expanded: dict[str, Any] = _expand(complete)
-    return expanded
+    return complete
 
 
 def _expand(value: Any) -> Any:
     """Variables of the environment in texts: ``${NAME}``, or ``${NAME:-what else}``.
 
     Raises:
-        ValueError: One without an else is not set.
+        ValueError: One without an else is not set, one may be a secret, or one is part of a URL.
     """
     if isinstance(value, dict):
         return {key: _expand(inner) for key, inner in value.items()}
     if isinstance(value, list):
         return [_expand(inner) for inner in value]
-    return VARIABLE.sub(_variable, value) if isinstance(value, str) else value
+    if not isinstance(value, str) or not VARIABLE.search(value):
+        return value
+    expanded = VARIABLE.sub(_variable, value)
+    if "://" in expanded:
+        raise ValueError(
+            f"suite config: {cut(repr(value))} is a URL and must not hold a variable, whose value "
+            "would be sent there"
+        )
+    return expanded
 
 
 def _variable(match: re.Match[str]) -> str:
     name, otherwise = match.groups()
+    if any(word in name.upper() for word in SECRETS):
+        raise ValueError(
+            f"suite config: the variable {name} may be a secret (allowed: names without "
+            f"{', '.join(SECRETS)})"
+        )
     value = os.environ.get(name, otherwise)
     if value is None:
         raise ValueError(f"suite config: the environment has no variable {name}")
@@ -115,11 +139,13 @@ def _merge(into: dict[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
 def with_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
     """The config merged over its base, with the schema's defaults filled in.
 
+    Variables stay as they are written: a config may come from the results of others.
+
     Raises:
         ValueError: The config breaks the schema; the message names the key and what is allowed.
     """
     schema = yaml.safe_load(SCHEMA.read_text(encoding="utf-8"))
-    complete = dict(with_base(config))
+    complete = _over_bases(config)
     check_plain(complete, "suite config")
     complete = json.loads(json.dumps(complete))
     _fill(complete, schema, schema)

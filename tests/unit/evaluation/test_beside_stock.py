@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 
 from lm_eval.models.huggingface import HFLM
@@ -13,6 +14,7 @@ from tests.toys.texts import make_tokenizer
 from workflows.evaluation.beside_stock import Difference, differences
 from workflows.evaluation.loading import task_manager
 from workflows.evaluation.tasklist import TaskEntry
+from workflows.steps import stock
 
 ENTRIES = [TaskEntry("toy_choice", limit=8), TaskEntry("toy_write", limit=4)]
 
@@ -38,3 +40,8 @@ def test_another_model_is_not(tmp_path: Path) -> None:
     choice, _ = beside(tmp_path, seed=1)
     assert choice.log_likelihood > 0.1
     assert choice.answers > 0
+
+
+def test_no_program_in_a_folder_runs() -> None:
+    source = inspect.getsource(stock.compare)
+    assert source.count("from_pretrained(") == source.count("trust_remote_code=False") == 2

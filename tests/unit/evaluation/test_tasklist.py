@@ -58,6 +58,19 @@ def test_json_entries_keep_every_key() -> None:
         ('[{"task": "piqa", "num_fewshot": "5"}]', "num_fewshot must be of type int"),
         ('[{"task": "piqa", "config": []}]', "config must be of type dict"),
         ('[{"task": "piqa", "config": {"dataset_kwargs": 1}}]', "dataset_kwargs must be of type"),
+        ('["x$(touch PWNED)y"]', "a name is made of letters, digits and _ . : [+] @ - alone"),
+        ('[{"task": "x;y"}]', "a name is made of letters"),
+        ('["piqa\\n"]', "a name is made of letters"),
+        ('[""]', "a name is made of letters"),
+        *(
+            (f'[{{"task": "piqa", "config": {{"{key}": "x"}}}}]', f"keys of a task, but not {key}")
+            for key in ("task", "group", "include", "class", "use_prompt")
+        ),
+        *(
+            (f'[{{"task": "piqa", "config": {{"metric_list": [{metric}]}}}}]', "must be a name")
+            for metric in ('{"metric": "/tmp/evil.py"}', '{"metric": "owner/name"}', '"x/y"', "{}")
+        ),
+        ('[{"task": "piqa", "config": {"dataset_path": "pandas"}}]', "'pandas' reads pickles"),
     ],
 )
 def test_malformed_entries_are_named(text: str, message: str) -> None:

@@ -13,6 +13,7 @@ import pytest
 from workflows.report import figures
 from workflows.report.figures import draw_all, start_deaf, use
 from workflows.report.figures.data import Data
+from workflows.runtime.files import WRITTEN, write_json
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +32,30 @@ def test_figures_without_data_are_not_made(figure_files: Path) -> None:
     }  # fmt: skip
     for folder in (figure_files, figure_files / "one_column"):
         files = {file.name for file in folder.iterdir() if file.is_file()}
-        assert files == {f"{name}.{kind}" for name in names for kind in ("png", "svg", "pdf")}
+        drawn = {f"{name}.{kind}" for name in names for kind in ("png", "svg", "pdf")}
+        assert files == drawn | {WRITTEN}
+
+
+def test_a_dollar_in_a_name_is_no_formula(suite_data: Data, tmp_path: Path) -> None:
+    titles = suite_data.retain["title"].where(suite_data.retain["row"] != "hero", r"$\frac{$")
+    draw_all(
+        suite_data.retain.assign(title=titles), suite_data.differences, suite_data.layers, tmp_path
+    )
+    assert r"$\frac{$" in (tmp_path / "retain_over_skip.svg").read_text()
+
+
+def test_figures_of_others_stay(suite_data: Data, tmp_path: Path) -> None:
+    below = tmp_path / "one_column"
+    below.mkdir()
+    for folder in (tmp_path, below):
+        (folder / "mine.pdf").touch()
+        (folder / "earlier.pdf").touch()
+        write_json(folder / WRITTEN, {"files": ["earlier.pdf"]})
+    draw_all(suite_data.retain, suite_data.differences, suite_data.layers, tmp_path)
+    for folder in (tmp_path, below):
+        assert (folder / "mine.pdf").is_file()
+        assert not (folder / "earlier.pdf").exists()
+        assert (folder / "differences.pdf").is_file()
 
 
 def test_two_processes_draw_what_one_does(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import lzma
 import shutil
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ import yaml
 
 from tests.records import dense, record, score, typed, write_full_suite, write_run
 from workflows import ROOT
-from workflows.records.archive import ARCHIVE, LEFT_OUT
+from workflows.records.archive import ARCHIVE, LEFT_OUT, MOST
 from workflows.report.figures.data import curve_frame
 from workflows.report.frames import make_frames
 from workflows.report.results import gaps, read_results
@@ -139,6 +141,25 @@ def test_a_damaged_archive_is_refused_by_its_name(damage: str, made: Path, tmp_p
     half = content[: len(content) // 2]
     (tmp_path / ARCHIVE).write_bytes({"cut": half, "other": b"no archive"}.get(damage, content))
     with pytest.raises(ValueError, match=rf"{ARCHIVE} is no whole archive of records: "):
+        read_results(tmp_path)
+
+
+def test_files_with_holes_are_refused(tmp_path: Path) -> None:
+    """A few bytes of archive stand for any number of zeros."""
+    entry = tarfile.TarInfo("toy/record.json")
+    entry.pax_headers = {"GNU.sparse.size": "9999", "GNU.sparse.map": "0,0,9999,0"}
+    content = entry.tobuf(tarfile.PAX_FORMAT) + bytes(1024)
+    (tmp_path / ARCHIVE).write_bytes(lzma.compress(content))
+    with pytest.raises(ValueError, match=r"'toy/record.json' is no file of a results folder"):
+        read_results(tmp_path)
+
+
+def test_files_beyond_the_limit_are_refused(tmp_path: Path) -> None:
+    entry = tarfile.TarInfo("toy/record.json")
+    entry.size = MOST + 1
+    content = entry.tobuf(tarfile.GNU_FORMAT) + bytes(1024)
+    (tmp_path / ARCHIVE).write_bytes(lzma.compress(content))
+    with pytest.raises(ValueError, match=r"its files are larger than 1,073,741,824 bytes"):
         read_results(tmp_path)
 
 

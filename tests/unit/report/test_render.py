@@ -89,6 +89,18 @@ def test_marks_in_every_form() -> None:
     assert "&lt;i&gt;" in html_table(TABLE)
 
 
+def test_a_link_in_a_cell_is_its_text() -> None:
+    text = "[HeRo](javascript:alert(1)) ![p](http://evil.example/p.png)"
+    table = markdown(Table("t", "T", ["Row"], [[Cell(text)]], {"Row"}), [text])
+    page = MarkdownIt("commonmark").enable("table").render(table)
+    assert (page.count(text), page.count("<a"), page.count("<img")) == (2, 0, 0)
+
+
+def test_a_table_keeps_to_its_folder() -> None:
+    with pytest.raises(ValueError, match=r"'differences_x/\.\./README' may hold no '/'"):
+        Table("differences_x/../README", "T", [], [])
+
+
 def without_math_and_escapes(line: str) -> str:
     bare = re.sub(r"\\[&%$#_{}]", "", line)
     return re.sub(r"\$[^$]*\$", "", bare)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -142,3 +143,42 @@ def test_several_gpus_are_taken_at_once_or_none(
         assert both == [0, 1]
     with pytest.raises(ValueError, match="3 GPUs are asked for, torch sees 2"), claim_gpus(3):
         pass
+
+
+@pytest.mark.parametrize("kind", ["folder of another", "link", "file"])
+def test_locks_lie_in_a_folder_of_the_users_own(
+    kind: str, two_gpus: list[int | str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a shared place another user may have made it first, with a link to a file of ours."""
+    owner = os.getuid()
+    folder, mine = tmp_path / f"skipbench-gpus-{owner}", tmp_path / "mine"
+    mine.mkdir()
+    if kind == "link":
+        folder.symlink_to(mine)
+    elif kind == "file":
+        folder.touch()
+    else:
+        folder.mkdir()
+        monkeypatch.setattr(os, "getuid", lambda: owner + 1)
+        folder.rename(tmp_path / f"skipbench-gpus-{os.getuid()}")
+    refused = pytest.raises((ValueError, FileExistsError), match="skipbench-gpus-")
+    with refused, claim_gpus(1):
+        pass
+    assert not list(mine.iterdir())
+
+
+def test_a_lock_empties_no_file_through_a_link(two_gpus: list[int | str], tmp_path: Path) -> None:
+    folder, mine = tmp_path / f"skipbench-gpus-{os.getuid()}", tmp_path / "mine.txt"
+    folder.mkdir()
+    mine.write_text("mine")
+    (folder / "u0.lock").symlink_to(mine)
+    with pytest.raises(OSError, match=r"u0\.lock"), claim_gpus(1):
+        pass
+    assert mine.read_text() == "mine"
+
+
+def test_only_the_user_reads_the_locks(two_gpus: list[int | str], tmp_path: Path) -> None:
+    with claim_gpus(1):
+        folder = tmp_path / f"skipbench-gpus-{os.getuid()}"
+        assert folder.stat().st_mode & 0o077 == 0
+        assert (folder / "u0.lock").stat().st_mode & 0o077 == 0

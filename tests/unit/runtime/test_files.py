@@ -11,7 +11,14 @@ from pathlib import Path
 import pytest
 
 from workflows import ROOT
-from workflows.runtime.files import resumable_folder, whole_file, whole_folder
+from workflows.runtime.files import (
+    WRITTEN,
+    delete_earlier,
+    resumable_folder,
+    whole_file,
+    whole_folder,
+    write_json,
+)
 
 WRITER = """
 import sys
@@ -97,3 +104,24 @@ def test_a_folder_goes_on_with_files_of_its_own_origin_alone(tmp_path: Path) -> 
         pass
     assert [file.name for file in (tmp_path / "m").iterdir()] == ["part of second"]
     assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_only_files_of_an_earlier_call_are_deleted(tmp_path: Path) -> None:
+    for name in ("mine.tex", "old.tex", "new.tex"):
+        (tmp_path / name).write_text(name)
+    delete_earlier(tmp_path, {"old.tex", "new.tex"})
+    assert {file.name for file in tmp_path.glob("*.tex")} == {"mine.tex", "old.tex", "new.tex"}
+    delete_earlier(tmp_path, {"new.tex"})
+    assert {file.name for file in tmp_path.glob("*.tex")} == {"mine.tex", "new.tex"}
+
+
+def test_a_list_of_a_stranger_reaches_no_other_folder(tmp_path: Path) -> None:
+    (tmp_path / "mine.tex").touch()
+    (tmp_path / "out/below").mkdir(parents=True)
+    (tmp_path / "out/below/mine.tex").touch()
+    names = ["../mine.tex", str(tmp_path / "mine.tex"), "below/mine.tex", "gone.tex", 7, "..", ""]
+    for listed in (names, "mine.tex", None):
+        write_json(tmp_path / "out" / WRITTEN, {"files": listed})
+        delete_earlier(tmp_path / "out", set())
+    assert (tmp_path / "mine.tex").is_file()
+    assert (tmp_path / "out/below/mine.tex").is_file()

@@ -26,6 +26,15 @@ WRONG = [
         {"backbones": {"toy": {"path": "toy", "sha256": "0" * 64}}},
         "backbones.toy: sha256 is only for pypi: and gguf:",
     ),
+    *(
+        ({"backbones": {"toy": {"path": path}}}, f"backbones.toy: '{path}' must be {form}")
+        for form, paths in {
+            "pypi:NAME==VERSION": ("pypi:toy", "pypi:toy>=1", "pypi:toy[x]==1", "pypi:"),
+            "hub:OWNER/NAME": ("hub:", "hub:own", "hub:a/b/c", "hub:a/b c"),
+            "gguf:FILE": ("gguf:",),
+        }.items()
+        for path in paths
+    ),
     (
         {"backbones": {"toy": {"path": "pypi:a==1", "revision": "b"}}},
         "backbones.toy: revision is only for hub:",
@@ -45,6 +54,13 @@ WRONG = [
     ({"seeds": [1.5]}, "seeds.0: 1.5 is not of type 'integer'"),
     ({"row_seeds": {"lroa": [1]}}, "row_seeds: unknown row 'lroa' (rows: dense, "),
     ({"row_seeds": {"dense": []}}, "row_seeds.dense: "),
+    # A folder of results that is another folder; a newline ends no name.
+    ({"suite": "tiny\n"}, "suite: 'tiny\\n' must be letters, digits and _"),
+    ({"backbones": {"..": {"path": "hub:a/b"}}}, "backbones: '..' must be a name of letters, "),
+    ({"backbones": {"-x": {"path": "hub:a/b"}}}, "backbones: '-x' must be a name of letters, "),
+    ({"backbones": {"x\n": {"path": "hub:a/b"}}}, "backbones: 'x\\n' must be a name of letters"),
+    ({"derive": {"..": {"from": "shortgpt"}}}, "derive: '..' must be a name of small letters, "),
+    ({"derive": {"x\n": {"from": "shortgpt"}}}, "derive: 'x\\n' must be a name of small letters"),
     (
         {
             "rows": ["dense", "hero"],
@@ -127,7 +143,8 @@ WRONG = [
     ),
     (
         {"data": {"training": {"source": "gone.txt"}}},
-        "data.training: file gone.txt does not exist (worlds: demo, small)",
+        "data.training: file gone.txt does not exist (worlds: demo, small; the backbone's own "
+        "texts: self)",
     ),
     (
         {"data": {"training": {"source": "toy/config.json"}}},
@@ -172,6 +189,10 @@ WRONG = [
         },
         "data.calibration: texts of source 'self' are one backbone's own, and this suite has "
         "several (toy, other)",
+    ),
+    (
+        {"data": {"calibration": {"source": "self", "rows": 3, "skip": 4}}},
+        "data.calibration: skip is for texts that are there, and source 'self' writes new ones",
     ),
     ({"batch_size": 0}, "batch_size: 0 is less than"),
     ({"noise_batch_sizes": [0]}, "noise_batch_sizes.0: 0 is less than"),

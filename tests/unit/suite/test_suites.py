@@ -17,7 +17,7 @@ from workflows.evaluation import tasknames
 from workflows.evaluation.stock import Stock
 from workflows.report.paper.printed import groups
 from workflows.suite import commands
-from workflows.suite.config import read_configs, with_base
+from workflows.suite.config import read_configs, with_base, with_defaults
 from workflows.suite.costs import job_cost
 from workflows.suite.jobs import read_suite
 
@@ -181,6 +181,34 @@ def test_a_variable_that_is_not_set_needs_something_else(monkeypatch: pytest.Mon
         with_base({"tasks": [{"file": "${PLACE}/a.txt"}]})
     monkeypatch.setenv("PLACE", "there")
     assert with_base({"tasks": ["${PLACE}/a"]}) == {"tasks": ["there/a"]}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("${MY_API_TOKEN}", "the variable MY_API_TOKEN may be a secret"),
+        ("${MY_API_TOKEN:-none}", "the variable MY_API_TOKEN may be a secret"),
+        ("${KEYS}/a", "the variable KEYS may be a secret"),
+        ("${A_SECRET}", "names without TOKEN, KEY, SECRET, PASSWORD"),
+        ("${PASSWORD_A}", "the variable PASSWORD_A may be a secret"),
+        ("https://there/${PLACE}.jsonl", "is a URL and must not hold a variable"),
+        ("https:${SLASHES:-//}there/${PLACE}", "is a URL and must not hold a variable"),
+    ],
+)
+def test_a_suite_sends_nothing_of_the_environment(
+    text: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("MY_API_TOKEN", "KEYS", "A_SECRET", "PASSWORD_A", "PLACE"):
+        monkeypatch.setenv(name, "canary")
+    with pytest.raises(ValueError, match=said) as caught:
+        with_base({"tasks": [{"config": {"dataset_path": text}}]})
+    assert "canary" not in str(caught.value)
+
+
+def test_a_suite_of_others_is_read_as_it_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PLACE", "canary")
+    config = read_configs(["demo"]) | {"task_folder": "${PLACE}"}
+    assert with_defaults(config)["task_folder"] == "${PLACE}"
 
 
 @pytest.mark.parametrize("name", PAPER)

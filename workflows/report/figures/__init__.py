@@ -28,7 +28,7 @@ from workflows.report.figures.scatter import retain_over_skip, time_over_skip
 from workflows.report.figures.style import use
 from workflows.report.figures.sweeps import alpha_sweep, memory_width
 from workflows.report.figures.tokens import token_map
-from workflows.runtime.files import delete_others, whole_file
+from workflows.runtime.files import delete_earlier, whole_file
 
 # Name -> from the data and a number of columns, 1 or 2, to figures by the suffix of the name.
 FIGURES: Mapping[str, Callable[[Data, int], Mapping[str, Figure]]] = {
@@ -104,7 +104,7 @@ def _draw(data: Data, columns: int, folder: Path) -> None:
             _save(figure, below / name)
             drawn |= {f"{name}.{kind}" for kind in METADATA}
     # Those of an earlier form of the suite.
-    delete_others(below, [f"*.{kind}" for kind in METADATA], drawn)
+    delete_earlier(below, drawn)
 
 
 def _save(figure: Figure, file: Path) -> None:
