@@ -8,6 +8,8 @@ from typing import Any
 from tests import browser
 from tests.records import TOKENS
 
+WIDTHS = (1280, 400)
+HERO = "toy/hero/25/pooled"
 SHOWN = "all('#lead-pooled tbody tr').filter((row) => !row.hidden)"
 
 

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,9 @@ import pytest
 import yaml
 
 from methods import discover
-from tests import steps
+from tests import browser, steps
 from tests.hub import Hub
-from tests.records import code, suite, write_run, write_suite
+from tests.records import code, suite, write_full_suite, write_run, write_suite
 from tests.toys.models import make_backbone
 from tests.toys.tasks import make_tasks
 from tests.toys.texts import make_data
@@ -173,3 +173,27 @@ def both(made: Path) -> Path:
     """Beside ``a`` the same runs by the second protocol alone, and by both."""
     write_suite(made / "split", ("split",))
     return write_suite(made / "both", ("pooled", "split"))
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("page")
+    results = write_full_suite(folder / "results")
+    steps.call("report", "--results", results, "--out", folder / "reports/made")
+    return folder / "reports/made/index.html"
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[browser.Browser]:
+    with browser.chromium() as window:
+        yield window
+
+
+@pytest.fixture
+def window(chromium: browser.Browser, page: Path) -> Iterator[browser.Browser]:
+    """The page opened anew; afterwards nothing went wrong in it and it asked for nothing."""
+    chromium.prefer("light")
+    chromium.open(page)
+    yield chromium
+    assert chromium.errors == []
+    assert all(url.startswith(page.as_uri()) for url in chromium.requests)

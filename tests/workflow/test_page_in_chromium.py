@@ -4,49 +4,21 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
-from itertools import combinations, product
 from pathlib import Path
 from urllib.parse import quote
 
 import pytest
 
-from tests import browser, steps
-from tests.page import choose, click, column, data, search, skips
-from tests.records import NASTY, TOKENS, write_full_suite
+from tests import browser
+from tests.page import HERO, WIDTHS, choose, click, column, data, search, skips
+from tests.records import NASTY, TOKENS
 
 pytestmark = pytest.mark.skipif(
     browser.COMMAND is None, reason=f"no Chromium here (none of {', '.join(browser.NAMES)})"
 )
-WIDTHS = (1280, 400)
 # Milliseconds from a click to what it shows.
 PAINT = 200
 ACCESSIBLE = (Path(__file__).parents[1] / "accessible.js").read_text(encoding="utf-8")
-HERO = "toy/hero/25/pooled"
-
-
-@pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("page")
-    results = write_full_suite(folder / "results")
-    steps.call("report", "--results", results, "--out", folder / "reports/made")
-    return folder / "reports/made/index.html"
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[browser.Browser]:
-    with browser.chromium() as window:
-        yield window
-
-
-@pytest.fixture
-def window(chromium: browser.Browser, page: Path) -> Iterator[browser.Browser]:
-    """The page opened anew; afterwards nothing went wrong in it and it asked for nothing."""
-    chromium.prefer("light")
-    chromium.open(page)
-    yield chromium
-    assert chromium.errors == []
-    assert all(url.startswith(page.as_uri()) for url in chromium.requests)
 
 
 def test_a_head_sorts_down_up_and_back(window: browser.Browser) -> None:
@@ -127,61 +99,6 @@ def test_what_is_shown_is_copied_in_three_forms(window: browser.Browser) -> None
             signs = {"±": r"$\pm$", "≈": r"$\approx$"} if form == "LaTeX" else {}
             assert "".join(signs.get(sign, sign) for sign in cell) in text
     assert "%" not in texts["LaTeX"].replace("\\%", "")
-
-
-def test_the_figure_tells_of_a_record_and_opens_its_row(window: browser.Browser) -> None:
-    hero = next(line for line in data(window)["lines"] if line["id"] == HERO)
-    label = "(one) => one.getAttribute('aria-label').startsWith('Hero, 25 %')"
-    marks = f"all('#scatter .mark').find({label})"
-    window.run(f"{marks}.focus()")
-    text = window.run("one('#hint').textContent")
-    for name in ("retain", "skip", "skip_answer"):
-        assert f"{hero['numbers'][name]:.2f}" in text
-    place = window.run(f"{marks}.getAttribute('transform')")
-    choose(window, "#scatter select", "skip_answer")
-    assert window.run(f"{marks}.getAttribute('transform')") != place
-    assert "x=skip_answer" in window.run("location.hash")
-    caption = window.run("one('#caption').textContent")
-    assert "Retain (%) with its 95 % interval. Horizontal: skip on answer tokens (%)" in caption
-    choose(window, "#scatter label:last-child select", "kl")
-    assert "Vertical: KL (nats per token). Horizontal:" in window.run("one('#caption').textContent")
-    window.run(f"{marks}.dispatchEvent(new MouseEvent('click'))")
-    assert window.run("one('#row').open")
-    assert window.run("one('#row-title').textContent") == "Hero, 25 %, match pooled"
-
-
-@pytest.mark.parametrize("width", WIDTHS)
-def test_names_in_the_figure_cover_no_mark_and_no_other_name(
-    chromium: browser.Browser, page: Path, width: int
-) -> None:
-    chromium.open(page, width=width)
-    sides = "const b = one.getBoundingClientRect(); return [b.left, b.top, b.right, b.bottom];"
-    box = f"(one) => {{ {sides} }}"
-    names, marks = (
-        chromium.run(f"all('#scatter {what}').map({box})") for what in (".name", ".mark path")
-    )
-    assert names
-    for name, other in [*product(names, marks), *combinations(names, 2)]:
-        across = min(name[2], other[2]) - max(name[0], other[0])
-        # Boxes reach above and below what most letters fill.
-        assert across < 1 or min(name[3], other[3]) - max(name[1], other[1]) < 3
-    # Nothing is drawn over a name.
-    last = f"all('#scatter > svg > *').slice(-{len(names)})"
-    assert set(chromium.run(f"{last}.map((one) => one.tagName)")) == {"text"}
-
-
-@pytest.mark.parametrize("width", WIDTHS)
-def test_the_best_of_each_budget_and_the_references_have_a_name_in_the_figure(
-    chromium: browser.Browser, page: Path, width: int
-) -> None:
-    chromium.open(page, width=width)
-    names = chromium.run("all('#scatter .name').map((one) => one.textContent)")
-    lines = [line for line in data(chromium)["lines"] if line["match"] == "pooled"]
-    for target in {line["target"] for line in lines}:
-        same = [line for line in lines if line["target"] == target and line["numbers"]["retain"]]
-        best = max(same, key=lambda line: line["numbers"]["retain"])
-        for line in same if target is None else [best]:
-            assert line["title"] in names
 
 
 def test_printed_tables_have_heads_and_no_controls(window: browser.Browser) -> None:

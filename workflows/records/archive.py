@@ -104,11 +104,7 @@ def unpack(file: Path, folder: Path) -> None:
             cut = reader.needs_input
             raise ValueError("it is cut" if cut else f"it does not end within {MOST:,} bytes")
         with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as tar:
-            size = 0
             for entry in tar:
-                size += entry.size
-                if size > MOST:
-                    raise ValueError(f"its files are larger than {MOST:,} bytes")
                 _unpack_entry(tar, entry, folder)
     except (lzma.LZMAError, tarfile.TarError, ValueError) as error:
         raise ValueError(f"{file} is no whole archive of records: {error}") from error

@@ -6,7 +6,7 @@ import base64
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jinja2
 from markupsafe import Markup
@@ -33,14 +33,23 @@ SHOWN = (
 LARGE = 1_000_000
 
 
+class Links(NamedTuple):
+    """Addresses of the index of all suites, and of what was found; empty where nothing says so."""
+
+    home: str = "../index.html"
+    readme: str = ""
+
+
+HERE = Links()
+
+
 def page(
     frames: Frames,
     tables: Mapping[str, Sequence[Table]],
     origin: Mapping[str, Any],
     results: Results | None = None,
     figures: Path | None = None,
-    home: str = "../index.html",
-    readme: str = "",
+    links: Links = HERE,
     seeds_of: str = "",
 ) -> str:
     """The page as HTML.
@@ -51,8 +60,7 @@ def page(
         origin: Code, machine and settings: :func:`source`, or source.json of a published suite.
         results: The records of the frames; with them the page has details of each row.
         figures: Folder of figures to show; None where the tables lie beside the page as CSV alone.
-        home: Address of the index of all suites.
-        readme: Address of what was found; empty where nothing says so.
+        links: To other pages.
         seeds_of: The suite that gives the deviation between seeds for rows with one seed.
     """
     matches = list(dict.fromkeys(frames["retain"]["match"]))
@@ -68,8 +76,8 @@ def page(
             name: [(table, to_html(table)) for table in same] for name, same in tables.items()
         },
         strange=sorted({*frames["retain"]["backbone"]} - {*frames["paper_values"]["backbone"]}),
-        home=home,
-        readme=readme,
+        home=links.home,
+        readme=links.readme,
         beside="" if figures is None else "tables/",
         lacking=without_record(frames["paper_values"]),
         figures=_images(figures),

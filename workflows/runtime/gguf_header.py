@@ -70,7 +70,9 @@ def read_header(file: Path) -> Header:
     """
     try:
         reader = GGUFReader(file)
-    except (OSError, ValueError, IndexError, KeyError, OverflowError, MemoryError) as error:
+    except (
+        OSError, ValueError, IndexError, KeyError, OverflowError, MemoryError, RecursionError,
+    ) as error:  # fmt: skip
         raise ValueError(
             f"{file} is no whole GGUF file: it is cut, damaged, or of another version"
         ) from error
@@ -144,6 +146,8 @@ def _lost(file: Path, what: str) -> ValueError:
 
 def _check_tensors(header: Header) -> None:
     """Refuse tensors that the model does not have, of another shape, or packed in another way."""
+    if header.own("block_count") > len(header.tensors):
+        raise ValueError(f"{header.file} lacks weights: it has fewer tensors than layers")
     shapes = _shapes(header)
     for tensor in header.tensors:
         if tensor.name not in shapes:

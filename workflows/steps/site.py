@@ -14,7 +14,7 @@ from typing import Any
 
 from workflows import ROOT
 from workflows.report.lead import Frames, verdict
-from workflows.report.page import asset, environment, page
+from workflows.report.page import Links, asset, environment, page
 from workflows.report.places import read_suite_file
 from workflows.report.published import read_frames
 from workflows.report.seeds import read_spread
@@ -52,13 +52,11 @@ def main() -> None:
     for file in sources:
         frames, origin = read_frames(file.parent), json.loads(file.read_text(encoding="utf-8"))
         seeds_of = "" if spread is None else spread.label(origin)
-        home = "../../index.html"
         # The README beside a suite, or the one of all.
         names = ("README.md", "../README.md")
         readme = next((name for name in names if (file.parent / name).is_file()), "")
-        text = page(
-            frames, frame_tables(frames), origin, home=home, readme=readme, seeds_of=seeds_of
-        )
+        links = Links("../../index.html", readme)
+        text = page(frames, frame_tables(frames), origin, links=links, seeds_of=seeds_of)
         write_text(file.parent / "index.html", text)
         references.append(entry(file.parent, args.reports, frames, origin))
     index = environment().get_template("suites.html").render(
