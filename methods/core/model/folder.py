@@ -26,6 +26,8 @@ SIZES = (
     "num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads",
     "num_key_value_heads", "vocab_size", "max_position_embeddings",
 )  # fmt: skip
+# Keys of a config whose value may name kernels of a hub, as owner/name.
+KERNELS = ("attn_implementation", "_attn_implementation", "experts_implementation")
 MOST_LAYERS = 1000  # as in the schema of records
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -56,8 +58,8 @@ def make_config(raw: dict[str, Any], where: object) -> PreTrainedConfig:
         where: Its name, for messages.
 
     Raises:
-        ValueError: Another family, quantized weights, a value of the wrong type, a size below 1, or
-            more than :data:`MOST_LAYERS` layers.
+        ValueError: Another family, quantized weights, kernels of a hub, a value of the wrong type,
+            a size below 1, or more than :data:`MOST_LAYERS` layers.
     """
     family = raw.get("model_type")
     if not isinstance(family, str) or family not in FAMILIES:
@@ -69,6 +71,9 @@ def make_config(raw: dict[str, Any], where: object) -> PreTrainedConfig:
             f"{where} tells of quantized weights (quantization_config), which are not read: "
             "dequantize the model first"
         )
+    for key in KERNELS:
+        if "/" in str(raw.get(key)):
+            raise ValueError(f"{where}: {key} {raw[key]!r} is code of a hub, which is never run")
     layers = raw.get("num_hidden_layers", 1)
     if isinstance(layers, int) and layers > MOST_LAYERS:
         # A config lists the kind of each layer, so that a large number alone would take all memory.

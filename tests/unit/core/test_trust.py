@@ -56,6 +56,13 @@ def test_nobody_is_asked_whether_to_run_code(copy: Path, monkeypatch: pytest.Mon
     assert not (copy / "ran").exists()
 
 
+@pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation"])
+def test_kernels_of_a_hub_are_refused(copy: Path, key: str) -> None:
+    change(copy / "config.json", **{key: "evil/kernel"})
+    with pytest.raises(ValueError, match=rf"{key} 'evil/kernel' is code of a hub"):
+        load_backbone(copy)
+
+
 def test_a_family_of_its_own_code_is_refused(copy: Path) -> None:
     change(copy / "config.json", model_type="evil", auto_map={"AutoConfig": "evil.Evil"})
     with pytest.raises(ValueError, match="model_type 'evil' is not supported"):
