@@ -18,9 +18,10 @@ from gguf import (
 
 # GGUF's names of the architectures whose layers we know; Mistral's files say llama.
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
+HEADS = "attention.head_count"
 SIZES = (
     "block_count", "context_length", "embedding_length", "feed_forward_length",
-    "attention.head_count", "attention.head_count_kv",
+    HEADS, "attention.head_count_kv",
 )  # fmt: skip
 EPSILON, HEAD = "attention.layer_norm_rms_epsilon", "attention.key_length"
 # All that is read; the last three must agree with the others.
@@ -58,7 +59,7 @@ class Header(NamedTuple):
     @property
     def head(self) -> int:
         """The size of an attention head."""
-        return int(self.own(HEAD) or self.own("embedding_length") // self.own(SIZES[4]))
+        return int(self.own(HEAD) or self.own("embedding_length") // self.own(HEADS))
 
 
 def read_header(file: Path) -> Header:
@@ -128,7 +129,7 @@ def _check_settings(header: Header) -> None:
                 f"{file} has {header.own(key)} as {name}.{key} (taken: {header.head}, "
                 "the size of its heads)"
             )
-    if name == "qwen2" and header.head * header.own(SIZES[4]) != header.own("embedding_length"):
+    if name == "qwen2" and header.head * header.own(HEADS) != header.own("embedding_length"):
         raise ValueError(
             f"{file} has heads of size {header.head}, which qwen2 does not take "
             "(taken: embedding_length / attention.head_count)"

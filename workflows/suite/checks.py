@@ -9,8 +9,7 @@ from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from methods.core import facts
-from methods.core.jsonfile import read_json
+from methods.core.facts import read_fetched
 from workflows.demo.presets import PRESETS
 from workflows.evaluation.tasklist import TaskEntry
 from workflows.runtime.wheels import PINNED
@@ -40,8 +39,7 @@ def origin(backbone: Mapping[str, Any]) -> dict[str, Any]:
 
 def fetched_note(folder: str) -> dict[str, Any]:
     """What the fetch step left in the folder of a backbone; empty without it."""
-    file = Path(folder) / facts.FETCHED
-    return read_json(file) if file.is_file() else {}
+    return read_fetched(Path(folder))
 
 
 def check_origin(backbone: Mapping[str, Any], where: str) -> None:

@@ -21,6 +21,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from methods.core.facts import read_fetched
 from methods.core.jsonfile import first_line
 from methods.core.model.card import Card
 from methods.core.model.families import (
@@ -36,7 +37,6 @@ from methods.core.model.folder import (
     check_no_adapter,
     hash_folder,
     read_config,
-    read_fetched,
     read_generation,
     read_tokenizer,
     weight_files,

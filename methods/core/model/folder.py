@@ -17,7 +17,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from methods.core.facts import FETCHED, file_facts
+from methods.core.facts import file_facts, read_fetched
 from methods.core.jsonfile import first_line, read_json
 from methods.core.model.families import FAMILIES
 
@@ -31,7 +31,6 @@ KERNELS = ("attn_implementation", "_attn_implementation", "experts_implementatio
 MOST_LAYERS = 1000  # as in the schema of records
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-SHA256 = re.compile(r"[0-9a-f]{64}")
 GENERATION, ADAPTER = "generation_config.json", "adapter_config.json"
 SHARD = re.compile(r"[\w-][\w.-]*\.safetensors")
 
@@ -152,30 +151,6 @@ def hash_folder(path: Path) -> str:
         facts = file_facts(file, facts_by_name.get(file.name))
         digest.update(bytes.fromhex(facts["sha256"]))
     return digest.hexdigest()[:16]
-
-
-def read_fetched(path: Path) -> dict[str, Any]:
-    """What the fetch step wrote about a folder: repository, commit, facts of its files.
-
-    Empty for a folder that it did not download.
-
-    Raises:
-        ValueError: It is not JSON, or has other values than that step writes.
-    """
-    file = path / FETCHED
-    if not file.is_file():
-        return {}
-    fetched = read_json(file)
-    if not isinstance(fetched.get("commit"), str | None):
-        raise ValueError(f"{file}: commit must be a text")
-    facts_by_name = fetched.get("files", {})
-    if not isinstance(facts_by_name, dict):
-        raise ValueError(f"{file}: files must be an object, with facts by the name of a file")
-    for name, facts in facts_by_name.items():
-        digest = facts.get("sha256") if isinstance(facts, dict) else None
-        if not isinstance(digest, str) or not SHA256.fullmatch(digest):
-            raise ValueError(f"{file}: files has no sha256 of 64 hex digits for '{name}'")
-    return fetched
 
 
 def read_tokenizer(path: Path, config: PreTrainedConfig) -> PreTrainedTokenizerBase | None:

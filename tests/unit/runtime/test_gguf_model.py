@@ -213,12 +213,18 @@ def test_settings_at_which_nothing_is_lost_are_taken(tmp_path: Path) -> None:
     convert(write(tmp_path / "toy.gguf", make_model(), change=change), out(tmp_path / "plain"))
 
 
-def test_a_tensor_of_another_shape_is_refused(tmp_path: Path) -> None:
+def with_tensor(file: Path, values: np.ndarray[Any, Any]) -> Path:
+    """A file with other values in a tensor."""
+
     def change(writer: GGUFWriter) -> None:
         del writer.tensors[0]["blk.1.ffn_up.weight"]
-        writer.add_tensor("blk.1.ffn_up.weight", np.ones((32, 64), np.float32))
+        writer.add_tensor("blk.1.ffn_up.weight", values)
 
-    file = write(tmp_path / "toy.gguf", make_model(), change=change)
+    return write(file, make_model(), change=change)
+
+
+def test_a_tensor_of_another_shape_is_refused(tmp_path: Path) -> None:
+    file = with_tensor(tmp_path / "toy.gguf", np.ones((32, 64), np.float32))
     refuse(file, r"holds blk\.1\.ffn_up\.weight of shape \(32, 64\), its settings say \(64, 32\)$")
 
 
@@ -240,9 +246,5 @@ def test_sizes_of_heads_that_do_not_agree_are_refused(
 
 
 def test_weights_that_cannot_be_unpacked_are_refused(tmp_path: Path) -> None:
-    def change(writer: GGUFWriter) -> None:
-        del writer.tensors[0]["blk.1.ffn_up.weight"]
-        writer.add_tensor("blk.1.ffn_up.weight", np.ones((64, 32), np.int8))
-
-    file = write(tmp_path / "toy.gguf", make_model(), change=change)
+    file = with_tensor(tmp_path / "toy.gguf", np.ones((64, 32), np.int8))
     refuse(file, r"holds blk\.1\.ffn_up\.weight as I8, which is not read \(taken: F32, F16, Q4_0,")

@@ -77,6 +77,9 @@ def test_a_backbone_is_not_fetched_over_another(suite: Suite) -> None:
     (folder / "fetched.json").write_text('{"source": {"path": "hub:c/d", "revision": "e"}}')
     with pytest.raises(ValueError, match=r"mine: results/backbones/mine holds hub:c/d e, not hub:"):
         inputs.check_fetched(mine)
+    (folder / "fetched.json").write_text('{"source": {"path": "hub:c/d"}, "files": []}')
+    with pytest.raises(ValueError, match=r"fetched.json: files must be an object"):
+        inputs.check_fetched(mine)
     # By hand, without the hash that the suite names.
     spec = {"path": "pypi:toy==1", "sha256": "ab"}
     (folder / "fetched.json").write_text('{"source": {"path": "pypi:toy==1"}, "wheel": "ab"}')

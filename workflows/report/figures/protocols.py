@@ -63,8 +63,8 @@ def _panel(axis: Axes, part: pd.DataFrame) -> None:
     for kind, same in lines.groupby("kind", sort=False):
         apart = same[same["retain_pooled"] != same["retain_split"]]
         pooled, split = (
-            (part[f"retain_low_{match}"], part[f"retain_high_{match}"])
-            for part, match in ((apart, "pooled"), (same, "split"))
+            (some[f"retain_low_{match}"], some[f"retain_high_{match}"])
+            for some, match in ((apart, "pooled"), (same, "split"))
         )
         mark(axis, apart["retain_pooled"], apart["above"], str(kind), xspan=pooled, hollow=True)
         mark(axis, same["retain_split"], same["below"], str(kind), xspan=split)
