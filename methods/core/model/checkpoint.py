@@ -93,7 +93,7 @@ def save(
         if trained:
             save_file({n: p.contiguous() for n, p in trained.items()}, trained_file)
             share(folder)
-        SkipbenchConfig(row=card.row).save_pretrained(folder)
+        SkipbenchConfig(row=card.row, vocab_size=model.config.vocab_size).save_pretrained(folder)
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
     write_json(folder / DECISIONS, fitted.decisions)
@@ -158,6 +158,8 @@ def load(
     cast_alternatives(model)
     ledger = Ledger.of(model, dense.parameters, dense.layers)
     torch.nn.Module.to(model, device).eval()
+    # What adapters that are trained on the model name as their base.
+    model.name_or_path = model.config.name_or_path = str(folder)
     if card.structure or not is_plain(model):
         guard_whole(model, method, card)
     else:

@@ -57,8 +57,8 @@ def make_config(raw: dict[str, Any], where: object) -> PreTrainedConfig:
         where: Its name, for messages.
 
     Raises:
-        ValueError: Another family, quantized weights, kernels of a hub, a value of the wrong type,
-            a size below 1, or more than :data:`MOST_LAYERS` layers.
+        ValueError: Another family, quantized weights, kernels of a hub, weights of another file, a
+            value of the wrong type, a size below 1, or more than :data:`MOST_LAYERS` layers.
     """
     family = raw.get("model_type")
     if not isinstance(family, str) or family not in FAMILIES:
@@ -73,6 +73,11 @@ def make_config(raw: dict[str, Any], where: object) -> PreTrainedConfig:
     for key in KERNELS:
         if "/" in str(raw.get(key)):
             raise ValueError(f"{where}: {key} {raw[key]!r} is code of a hub, which is never run")
+    if raw.get("transformers_weights") is not None:
+        raise ValueError(
+            f"{where}: transformers_weights names a file of its own; "
+            f"weights are read from {WEIGHTS} or {INDEX} alone"
+        )
     layers = raw.get("num_hidden_layers", 1)
     if isinstance(layers, int) and layers > MOST_LAYERS:
         # A config lists the kind of each layer, so that a large number alone would take all memory.

@@ -11,14 +11,18 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import GenerationConfig, PreTrainedConfig
-from transformers.utils import GENERATION_CONFIG_NAME
+from transformers.utils import (
+    GENERATION_CONFIG_NAME,
+    SAFE_WEIGHTS_INDEX_NAME,
+    SAFE_WEIGHTS_NAME,
+)
 
 from methods.core.model.card import CARD
 from methods.core.model.tensors import DTYPES, check_dtype, share
@@ -32,13 +36,15 @@ class SkipbenchConfig(PreTrainedConfig):
 
     Args:
         row: The row that made the model; everything else is in ``skipbench.json``.
-        hidden_size: Always None. So a family's own class, such as Llama's, fails at once when a
+        vocab_size: Of the model; peft reads it when it saves an adapter.
+        intermediate_size: Always -1. So a family's own class, such as Llama's, fails at once when a
             user calls it on the folder.
     """
 
     model_type = "skipbench"
     row: str = ""
-    hidden_size: None = None
+    vocab_size: int = 0
+    intermediate_size: int = -1
 
     def to_dict(self) -> dict[str, Any]:
         """The config as JSON.
@@ -54,10 +60,41 @@ def guard(model: PreTrainedModel) -> None:
 
     ``guard_whole`` in ``whole.py`` does this for a compressed model.
     """
-    model.save_pretrained = partial(_save, model)  # type: ignore[method-assign]
+    guard_by(model, _save)
 
 
-def _save(model: PreTrainedModel, folder: str | Path, *arguments: Any, **options: Any) -> None:
+def guard_by(model: PreTrainedModel, write: Callable[..., None]) -> None:
+    """Let ``save_pretrained`` call ``write(model, folder, **options)``."""
+    model.save_pretrained = partial(_save_by, write, model)  # type: ignore[method-assign]
+
+
+def _save_by(
+    write: Callable[..., None],
+    model: PreTrainedModel,
+    folder: str | Path,
+    is_main_process: bool = True,
+    state_dict: dict[str, Any] | None = None,
+    push_to_hub: bool = False,
+    **options: Any,
+) -> None:
+    """``save_pretrained`` as transformers calls it; only the main process writes.
+
+    Raises:
+        ValueError: The folder would be uploaded before it is whole, or have a second set of
+            weights.
+    """
+    if push_to_hub:
+        raise ValueError("option 'push_to_hub' is not taken: call model.push_to_hub with a name")
+    if options.get("variant"):
+        raise ValueError("a folder has one set of weights: option 'variant' is not taken")
+    if is_main_process:
+        write(model, folder, state_dict=state_dict, **options)
+    else:
+        # Processes that share the weights gather them together.
+        type(model).save_pretrained(model, folder, False, state_dict, **options)
+
+
+def _save(model: PreTrainedModel, folder: str | Path, **options: Any) -> None:
     """``save_pretrained`` of a model without a card; it removes another model's card.
 
     Raises:
@@ -69,23 +106,26 @@ def _save(model: PreTrainedModel, folder: str | Path, *arguments: Any, **options
             "this model is not what its config says: write it with the fit step or with "
             "methods.core.model.checkpoint.save"
         )
-    write_plainly(model, folder, *arguments, **options)
+    write_plainly(model, folder, **options)
     (Path(folder) / CARD).unlink(missing_ok=True)
 
 
-def write_plainly(
-    model: PreTrainedModel, folder: str | Path, *arguments: Any, **options: Any
-) -> None:
+def write_plainly(model: PreTrainedModel, folder: str | Path, **options: Any) -> None:
     """Transformers' own ``save_pretrained``, but generation settings are written unchanged.
 
-    Before version 5.23 transformers refuses to write some settings of published backbones.
+    Before version 5.23 transformers refuses to write some settings of published backbones. It also
+    leaves the single file or the index of an earlier model, which readers would take.
     """
+    index = Path(folder) / SAFE_WEIGHTS_INDEX_NAME
+    index.unlink(missing_ok=True)
     settings = model.generation_config
     model.generation_config = GenerationConfig()
     try:
-        type(model).save_pretrained(model, folder, *arguments, **options)
+        type(model).save_pretrained(model, folder, **options)
     finally:
         model.generation_config = settings
+    if index.is_file():
+        (Path(folder) / SAFE_WEIGHTS_NAME).unlink(missing_ok=True)
     share(Path(folder))
     settings.to_json_file(Path(folder) / GENERATION_CONFIG_NAME, keys_to_pop=["compile_config"])
 

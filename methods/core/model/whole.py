@@ -34,6 +34,7 @@ from methods.core.model.folder import (
 from methods.core.model.pretrained import (
     SkipbenchConfig,
     check_storable,
+    guard_by,
     is_plain,
     odd_part,
     untie_own_head,
@@ -163,16 +164,15 @@ def guard_whole(model: PreTrainedModel, method: Method, card: Card) -> None:
         card: Describes the model as it is now.
     """
     config = model.config.to_dict()
-    model.save_pretrained = partial(_save, model, method, card, config)  # type: ignore[method-assign]
+    guard_by(model, partial(_save, method, card, config))
 
 
 def _save(
-    model: PreTrainedModel,
     method: Method,
     card: Card,
     config: dict[str, Any],
+    model: PreTrainedModel,
     folder: str | Path,
-    *arguments: Any,
     **options: Any,
 ) -> None:
     """``save_pretrained`` of a compressed model; the card comes last.
@@ -180,16 +180,14 @@ def _save(
     Raises:
         ValueError: The folder could not be read again as the present model.
     """
-    if options.get("variant"):
-        raise ValueError("a compressed model has one set of weights: option 'variant' is not taken")
     check_storable(model)
     card, place = _card_of_now(card, model, config), Path(folder)
     _check_described(model, method, card, place)
     own_config = model.config
     if not is_plain(model):
-        model.config = SkipbenchConfig(row=card.row)
+        model.config = SkipbenchConfig(row=card.row, vocab_size=own_config.vocab_size)
     try:
-        write_plainly(model, folder, *arguments, **options)
+        write_plainly(model, folder, **options)
     finally:
         model.config = own_config
     assert card.structure is not None

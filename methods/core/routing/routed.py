@@ -96,6 +96,7 @@ class RoutedDecoder(nn.Module):
             past_key_values: Cache of earlier tokens.
             inputs_embeds: Embeddings (B, T, D) in place of ``input_ids``.
             use_cache: Whether to return a cache; None: as the config says, but not in training.
+                Where layers are recomputed there is none.
             kwargs: The fields of :class:`methods.core.routing.inputs.Options`; all else is handed
                 to every layer.
 
@@ -118,7 +119,8 @@ class RoutedDecoder(nn.Module):
         if self._embedding_factor != 1.0:
             hidden = hidden * self._embedding_factor
         if use_cache is None:
-            use_cache = bool(self.config.use_cache) and not (self.training or self._recomputes)
+            use_cache = bool(self.config.use_cache) and not self.training
+        use_cache = use_cache and not self._recomputes
         needs_cache = use_cache or options.capturable or past_key_values is not None
         cache = None
         if needs_cache:
@@ -222,13 +224,20 @@ class RoutedDecoder(nn.Module):
 
     @property
     def _recomputes(self) -> bool:
-        return self.checkpointing and torch.is_grad_enabled()
+        if not torch.is_grad_enabled():
+            return False
+        return self.checkpointing or (self.training and any(map(_checkpoints, self.layers)))
 
     def _run_unrouted(self, layer: nn.Module, hidden: Tensor, **arguments: Any) -> Any:
         """Run a layer without units; the backward pass runs it again if layers are recomputed."""
-        if self._recomputes:
+        if self._recomputes and not _checkpoints(layer):
             return checkpoint(layer, hidden, use_reentrant=False, **arguments)
         return layer(hidden, **arguments)
+
+
+def _checkpoints(layer: nn.Module) -> bool:
+    """Whether ``gradient_checkpointing_enable`` of transformers has told a layer to checkpoint."""
+    return bool(getattr(layer, "gradient_checkpointing", False))
 
 
 def _first_columns(mask: Mask, number: int) -> Mask:

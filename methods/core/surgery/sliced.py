@@ -50,6 +50,25 @@ class UnweightedNorm(nn.Module):
         return (wide * torch.rsqrt(mean_square + self.eps)).to(hidden.dtype)
 
 
+class _Recorder(nn.Module):
+    """Where transformers records the hidden states that enter and leave a layer."""
+
+    def forward(self, entering: Tensor, leaving: Tensor) -> Tensor:
+        return leaving
+
+
+_RECORDER = _Recorder()
+install_output_capuring_hook(_RECORDER, "hidden_states", 0)
+
+
+def record(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    """Hook of a sliced layer: transformers records at layers of a family's class only.
+
+    The hook of transformers itself cannot be pickled, so it is on no layer.
+    """
+    _RECORDER(inputs[0], output)
+
+
 class SlicedLayer(GradientCheckpointingLayer):
     """A sliced decoder layer: h = attn(norm(x)) + x A, then ffn(norm(h)) + h B.
 
@@ -74,9 +93,7 @@ class SlicedLayer(GradientCheckpointingLayer):
         write(ffn_writer(layer), after)
         self.attention_shortcut = shortcut(before, middle, dtype)
         self.ffn_shortcut = shortcut(middle, after, dtype)
-
-        # transformers records hidden states at layers of a family's class only; this is another.
-        install_output_capuring_hook(self, "hidden_states", 0)
+        self.register_forward_hook(record)
 
     def forward(self, hidden_states: Tensor, **kwargs: object) -> Tensor:
         """(B, T, d0) to (B, T, d2); attention gets masks, positions and cache unchanged."""

@@ -56,6 +56,12 @@ def test_nobody_is_asked_whether_to_run_code(copy: Path, monkeypatch: pytest.Mon
     assert not (copy / "ran").exists()
 
 
+def test_weights_of_a_file_that_no_hash_covers_are_refused(copy: Path) -> None:
+    change(copy / "config.json", transformers_weights="other.safetensors")
+    with pytest.raises(ValueError, match="transformers_weights names a file of its own; weights"):
+        load_backbone(copy)
+
+
 @pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation"])
 def test_kernels_of_a_hub_are_refused(copy: Path, key: str) -> None:
     change(copy / "config.json", **{key: "evil/kernel"})

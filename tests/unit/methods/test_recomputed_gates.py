@@ -104,3 +104,22 @@ def test_a_recomputed_layer_does_what_its_first_pass_decided(
     except CheckpointError:
         return
     assert any(not torch.equal(alone[name], expected[name]) for name in expected)
+
+
+def test_checkpointing_of_transformers_runs_every_layer_twice() -> None:
+    expected = gradients(model_of("hero"), False, lambda: None)
+    model, ran = model_of("hero"), []
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    for number, layer in enumerate(model.model.layers):
+        layer.self_attn.q_proj.register_forward_hook(lambda *_, at=number: ran.append(at))
+    same_bits(expected, gradients(model, False, lambda: None))
+    assert sorted(ran) == sorted([*range(len(model.model.layers))] * 2)
+
+
+def test_recomputed_layers_leave_no_cache() -> None:
+    """They would write their keys and values again."""
+    model = model_of("d-llm").train()
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    output = model(IDS, labels=IDS, use_cache=True)
+    output.loss.backward()
+    assert output.past_key_values is None
