@@ -68,6 +68,20 @@ def test_the_command_line_of_lm_eval_refuses_programs_in_task_files(
         lm_eval.main()
 
 
+@pytest.mark.parametrize("words", [["-t", "x,FOLDER"], ["--tasks", "x", "FOLDER/evil.yaml"], None])
+def test_the_command_line_of_lm_eval_refuses_paths_of_tasks(
+    words: list[str] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, config = tmp_path / "tasks", tmp_path / "config.yaml"
+    folder.mkdir()
+    (folder / "evil.yaml").touch()
+    config.write_text(f"tasks: [x, {folder}/*.yaml]")
+    given = [word.replace("FOLDER", str(folder)) for word in words or ["-C", str(config)]]
+    monkeypatch.setattr("sys.argv", ["lm_eval", "run", *given])
+    with pytest.raises(ValueError, match=f"--tasks {folder}.* is a path: name its folder by --inc"):
+        lm_eval.main()
+
+
 def test_the_command_line_of_lm_eval_confines_templates(monkeypatch: pytest.MonkeyPatch) -> None:
     from lm_eval import utils
 

@@ -173,6 +173,10 @@ def test_folders_of_different_things_are_refused(
         for run in runs:
             write_run(folder, run)
         assert sentence in refuse("compare", made / "a", folder, "--out", tmp_path / "out")
+    for name in "de":
+        write_run(tmp_path / name, dense(score("left", [1, 0], doc_hash=name)))
+    sentence = "the folders were scored on different documents of 'left' (d and e)"
+    assert sentence in refuse("compare", tmp_path / "d", tmp_path / "e", "--out", tmp_path / "out")
     for key, words in (
         ("retain_tasks", "of the Retain"),
         ("measure_tasks", "of the measures beside it"),

@@ -10,8 +10,11 @@ from lm_eval.tasks import TaskManager
 
 from workflows.evaluation.harness import CountingLM, simple_evaluate
 from workflows.evaluation.loading import load
-from workflows.evaluation.score import SEEDS
+from workflows.evaluation.score import PER_UNIT, SEEDS
 from workflows.evaluation.tasklist import TaskEntry
+
+# Metrics whose items are log-likelihoods, of which two classes seldom agree in the last bits.
+LIKELIHOODS = (*PER_UNIT, "perplexity")
 
 
 class Difference(NamedTuple):
@@ -20,9 +23,10 @@ class Difference(NamedTuple):
     Args:
         task: Name of the entry.
         items: Number of items that both scored.
-        log_likelihood: Largest absolute difference of two log-likelihoods of one choice, in nats;
-            0 where the task compares none.
-        answers: Number of items whose value of the headline metric is not the same.
+        log_likelihood: Largest absolute difference of two log-likelihoods of one choice or text,
+            in nats; 0 where the task has none.
+        answers: Number of items whose value of the headline metric is not the same; 0 where that
+            is the log-likelihood itself.
     """
 
     task: str
@@ -61,7 +65,7 @@ def differences(
 
 
 def _samples(lm: HFLM, entry: TaskEntry, manager: TaskManager) -> list[dict[str, Any]]:
-    """lm-eval's log of the items of an entry, in its order."""
+    """lm-eval's log of the items of an entry, in its order, by the filter of the headline."""
     output = simple_evaluate(
         model=lm,
         tasks=[load(entry, manager)],
@@ -72,18 +76,28 @@ def _samples(lm: HFLM, entry: TaskEntry, manager: TaskManager) -> list[dict[str,
         log_samples=True,
         **SEEDS,
     )
-    return [sample for name in sorted(output["samples"]) for sample in output["samples"][name]]
+    return [
+        sample
+        for _, log in sorted(output["samples"].items())
+        for sample in log
+        if sample["filter"] == log[0]["filter"]
+    ]
 
 
 def _apart(own: dict[str, Any], other: dict[str, Any]) -> float:
     """Largest difference of the log-likelihoods of one item."""
-    answers = zip(own["filtered_resps"], other["filtered_resps"], strict=True)
-    return max(
-        (abs(float(a[0]) - float(b[0])) for a, b in answers if isinstance(a, list | tuple)),
-        default=0.0,
-    )
+    pairs = zip(_log_likelihoods(own), _log_likelihoods(other), strict=True)
+    return max((abs(mine - theirs) for mine, theirs in pairs), default=0.0)
+
+
+def _log_likelihoods(sample: dict[str, Any]) -> list[float]:
+    """Of the choices of an item, or of its text as a whole; none of what was written."""
+    answers = sample["filtered_resps"]
+    values = [answer[0] if isinstance(answer, list | tuple) else answer for answer in answers]
+    return [float(value) for value in values if not isinstance(value, str)]
 
 
 def _value(entry: TaskEntry, sample: dict[str, Any]) -> Any:
-    """What an item scored: its headline metric."""
-    return sample[entry.metric or sample["metrics"][0]]
+    """What an item scored by its headline metric; None where that is a log-likelihood."""
+    metric = entry.metric or sample["metrics"][0]
+    return None if metric in LIKELIHOODS else sample[metric]

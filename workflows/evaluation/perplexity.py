@@ -83,11 +83,12 @@ def perplexity(lm: CountingLM, entry: TaskEntry) -> tuple[list[dict[str, Any]], 
         "split": "text",
         "chat_template": False,
         "version": 1,
-        "prompt_hash": prompt_digest(frame["prompt_hash"]),
+        "prompt_hash": one_hash(frame["prompt_hash"]),
+        "doc_hash": one_hash(frame["doc_hash"]),
     }
     return [score], frame.drop(columns="tokens")
 
 
-def prompt_digest(hashes: pd.Series[str]) -> str:
-    """One hash of the prompts of all items."""
+def one_hash(hashes: pd.Series[str]) -> str:
+    """One hash of those of all items."""
     return hashlib.sha256("".join(hashes).encode()).hexdigest()[:16]

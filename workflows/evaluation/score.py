@@ -31,7 +31,7 @@ from workflows.evaluation.loading import (
     load,
     task_manager,
 )  # fmt: skip
-from workflows.evaluation.perplexity import perplexity, prompt_digest
+from workflows.evaluation.perplexity import one_hash, perplexity
 from workflows.evaluation.store import ScoreStore, TaskScores
 from workflows.evaluation.tasklist import TaskEntry
 from workflows.evaluation.tasknames import runs_programs
@@ -200,7 +200,8 @@ def run_task(
                 "split": entry.split,
                 "chat_template": entry.chat_template,
                 "version": output["versions"][entry.task],
-                "prompt_hash": prompt_digest(frame["prompt_hash"]),
+                "prompt_hash": one_hash(frame["prompt_hash"]),
+                "doc_hash": one_hash(frame["doc_hash"]),
             }
         )
     return scores, pd.concat(frames, ignore_index=True)
@@ -262,7 +263,7 @@ def _items(
             "guess": guess(tasks[name], sample, metric),
             "doc_hash": sample["doc_hash"],
             "prompt_hash": sample["prompt_hash"],
-            SAMPLE: sample_text(sample, first=number == 0),
+            SAMPLE: sample_text(tasks[name], sample, first=number == 0),
         }
         for name in sorted(samples)
         for number, sample in enumerate(

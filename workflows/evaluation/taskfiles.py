@@ -98,8 +98,8 @@ def task_files(name: str, folder: Path) -> tuple[list[Path], list[dict[str, Any]
 
     Returns:
         Files: the task file, the files that it includes, the Python files of the functions that
-        these name, and the same for each member of a group. Keys: one mapping per task. Both are
-        empty if the folder does not define the name.
+        these name with the data that they may open, and the same for each member of a group. Keys:
+        one mapping per task. Both are empty if the folder does not define the name.
     """
     index, files = read_index([folder]), dict[Path, Path]()
     keys: list[dict[str, Any]] = []
@@ -128,14 +128,20 @@ def _collect(file: Path, folder: Path, files: dict[Path, Path]) -> None:
 
 
 def _collect_code(file: Path, folder: Path, files: dict[Path, Path]) -> None:
-    """Add a Python file and the files of the folder that it imports to ``files``.
+    """Add a Python file to ``files``, what it imports of the folder, and data that it may open.
 
-    Only names in its import statements are compared, so a file too many may be added.
+    Only names in its import statements are compared, and of data beside or below it the ending
+    (``.jsonl``) with what the code spells, so a file too many may be added.
     """
     if file.resolve() in files or not file.is_file():
         return
     files[file.resolve()] = file
-    lines = re.findall(r"^\s*(?:from|import)\s.*", file.read_text("utf-8"), re.M)
+    text = file.read_text("utf-8")
+    endings = {*re.findall(r"\.\w+", text)} - {".py"}
+    for other in sorted(file.parent.rglob("*")):
+        if other.suffix in endings and other.is_file():
+            files.setdefault(other.resolve(), other)
+    lines = re.findall(r"^\s*(?:from|import)\s.*", text, re.M)
     words = set(re.findall(r"\w+", " ".join(lines)))
     for other in sorted(folder.rglob("*.py")):
         if other.stem in words:

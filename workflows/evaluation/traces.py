@@ -19,33 +19,41 @@ CHARACTERS = 2000
 TOKENS = 128
 
 
-def sample_text(sample: Mapping[str, Any], first: bool) -> str:
+def sample_text(task: Any, sample: Mapping[str, Any], first: bool) -> str:
     """Texts of one item, as JSON.
 
     Args:
+        task: Of lm-eval.
         sample: lm-eval's log of the item.
         first: Whether it is the first of its task.
 
     Returns:
         ``prompt``; either ``choices`` (the continuations that were compared) with their ``scores``
-        (log-likelihoods), or the generated ``text``; ``target``: the number of the right choice,
-        else the right text.
+        (log-likelihoods), or the generated ``text``, before any filter; ``target``: the number of
+        the right choice, else the right text.
     """
-    contexts = [str(arguments[0]) for arguments in sample["arguments"]]
-    choices = [str(a[1]) for a in sample["arguments"] if len(a) > 1 and isinstance(a[1], str)]
+    arguments, target = list(sample["arguments"]), sample["target"]
+    if task.OUTPUT_TYPE == "multiple_choice":
+        # For acc_mutual_info as many again follow, without their context.
+        arguments = arguments[: len(task.doc_to_choice(sample["doc"]))]
+    contexts = [str(argument[0]) for argument in arguments]
+    choices = [str(a[1]) for a in arguments if len(a) > 1 and isinstance(a[1], str)]
     if len(set(contexts)) > 1:
         # The contexts differ and the continuation is the same, as in WinoGrande.
         choices = [c + rest for c, rest in zip(contexts, choices, strict=False)]
+    if getattr(task, "multiple_input", 0):
+        # lm-eval's target is that continuation, and its text the number of the right context.
+        target = task.doc_to_text(sample["doc"])
     prompt = contexts[0] if len(set(contexts)) == 1 else ""
-    responses = list(sample["filtered_resps"])
     texts: dict[str, Any] = {
         "prompt": prompt if first else prompt[-CHARACTERS:],
-        "target": _target(sample["target"], choices),
+        "target": _target(target, choices),
     }
     if choices:
-        texts |= {"choices": choices, "scores": [_score(one) for one in responses[: len(choices)]]}
-    elif responses:
-        text: Any = responses
+        scores = [_score(one) for one in sample["filtered_resps"][: len(choices)]]
+        texts |= {"choices": choices, "scores": scores}
+    elif sample["resps"]:
+        text: Any = sample["resps"]
         while isinstance(text, Sequence) and not isinstance(text, str) and text:
             text = text[0]
         texts["text"] = str(text)[:CHARACTERS]

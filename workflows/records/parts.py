@@ -62,6 +62,7 @@ class Score:
         chat_template: Whether prompts are in the model's chat template.
         version: Version of the task.
         prompt_hash: Hash of all prompts.
+        doc_hash: Hash of all documents, with choices and right answers; None in older records.
         rates: Skip on the tokens of the task.
     """
 
@@ -80,6 +81,7 @@ class Score:
     chat_template: bool
     version: str | float
     prompt_hash: str
+    doc_hash: str | None = None
     rates: Rates
 
     @classmethod

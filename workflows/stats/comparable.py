@@ -21,6 +21,8 @@ SAME_SCORE = {
     "chance": "with different chances of",
     "higher_is_better": "with more and with less as better on",
 }
+# The same, in records that have it: older ones do not.
+SAME_DOCUMENTS = {"doc_hash": "on different documents of"}
 # Field of a headline score that must be equal for a task -> words for an error.
 SAME_HEADLINE = {
     "metric": "by different headline metrics of",
@@ -32,10 +34,10 @@ def check_comparable(records: Sequence[Record]) -> None:
     """Refuse records whose scores measure different things.
 
     Raises:
-        ValueError: Headline metrics of a task, or splits, prompts, items or task versions of a
-            column differ, harness versions or ``share_prefix`` differ, one name stands for two
-            backbones, texts of KL differ on a backbone, seeds of a row were fitted with different
-            params, or a record does not say by which protocol its budget was met.
+        ValueError: Headline metrics of a task, or splits, prompts, documents, items or task
+            versions of a column differ, harness versions or ``share_prefix`` differ, one name
+            stands for two backbones, texts of KL differ on a backbone, seeds of a row were fitted
+            with different params, or a record does not say by which protocol its budget was met.
     """
     for record in records:
         _check_protocol(record)
@@ -93,8 +95,10 @@ def _columns(record: Record) -> Iterator[tuple[Any, Score, Mapping[str, str]]]:
     for task, score in record.headlines.items():
         yield task, score, SAME_HEADLINE
     for score in record.scores:
-        name = record.backbone.name
-        yield (name, score.task, score.metric, score.filter), score, SAME_SCORE
+        key = (record.backbone.name, score.task, score.metric, score.filter)
+        yield key, score, SAME_SCORE
+        if score.doc_hash is not None:
+            yield (*key, "documents"), score, SAME_DOCUMENTS
 
 
 def _check_protocol(record: Record) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from workflows.stats.comparable import SAME_HEADLINE, score_difference
+from workflows.stats.comparable import SAME_DOCUMENTS, SAME_HEADLINE, score_difference
 from workflows.stats.distances import SCALES
 from workflows.stats.lines import Line, Panel
 from workflows.stats.sampling import difference, interval, paired_difference
@@ -86,6 +86,8 @@ def _check(one: Panel, two: Panel) -> None:
     for score in second.scores:
         other = scores.get((score.task, score.metric, score.filter), score)
         differences.append(score_difference(other, score))
+        if None not in (other.doc_hash, score.doc_hash):
+            differences.append(score_difference(other, score, SAME_DOCUMENTS))
     if words := next(filter(None, differences), None):
         raise ValueError(f"the folders were scored {words}")
     texts = [panel.texts for panel in (one, two)]

@@ -3,14 +3,15 @@
 `--model skipbench --model_args pretrained=DIR` counts and scores as the score step does;
 `--model hf` loads the same folders through transformers. All other options are lm-eval's; tasks of
 this project need `--include_path workflows/evaluation/tasks`. Task files are held against the same
-rules as by the score step.
+rules as by the score step, so `--tasks` takes names alone, no paths of files or folders.
 """
 
 from __future__ import annotations
 
 import argparse
-from itertools import chain
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import yaml
 from lm_eval.__main__ import cli_evaluate
@@ -21,35 +22,55 @@ from workflows.evaluation.taskfiles import as_list, check_files
 from workflows.runtime.program import run, set_up_torch
 
 
-def included() -> list[Path]:
-    """Folders of task files: those of lm-eval's `--include_path`, and of the file of `--config`.
+def named() -> tuple[list[str], list[str]]:
+    """Folders of task files and tasks, of lm-eval's command line and of the file of `--config`.
 
     Raises:
         ValueError: That file is no YAML mapping.
     """
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--include_path", action="append", default=[])
+    parser.add_argument("--tasks", "-t", action="extend", nargs="*", default=[])
     parser.add_argument("--config", "-C", action="append", default=[])
     args, _ = parser.parse_known_args()
-    named = [*args.include_path, *chain.from_iterable(map(_of_config, args.config))]
-    return [Path(folder) for folder in named]
+    sources = [vars(args), *map(_read, args.config)]
+    folders, tasks = (
+        [str(value) for source in sources for value in as_list(source.get(key))]
+        for key in ("include_path", "tasks")
+    )
+    return folders, [task for words in tasks for task in words.split(",")]
 
 
-def _of_config(name: str) -> list[str]:
-    """Key `include_path` of a config file of lm-eval."""
+def _read(name: str) -> dict[str, Any]:
+    """A config file of lm-eval."""
     try:
         config = yaml.safe_load(Path(name).read_text("utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"--config {name} is not valid YAML: {error}") from error
     if not isinstance(config, dict):
         raise ValueError(f"--config {name} is no mapping of keys")
-    return [str(folder) for folder in as_list(config.get("include_path"))]
+    return config
+
+
+def check_tasks(tasks: Sequence[str]) -> None:
+    """Refuse paths of task files, and of folders with such files: no check would read them.
+
+    Raises:
+        ValueError: There is one.
+    """
+    for task in tasks:
+        if task.endswith(".yaml") or any(Path(task).glob("*.yaml")):
+            raise ValueError(
+                f"--tasks {task} is a path: name its folder by --include_path, and tasks by names"
+            )
 
 
 def main() -> None:
     """Register the model class and confine the tasks, then run lm-eval."""
-    for folder in included():
-        check_files(folder)
+    folders, tasks = named()
+    check_tasks(tasks)
+    for folder in folders:
+        check_files(Path(folder))
     confine_templates()
     set_up_torch(threads=1)
     cli_evaluate()

@@ -1,7 +1,7 @@
 """Tokens of the paper's tasks as the harness feeds them, estimated with Llama-3's tokenizer.
 
 Items times choices times (shots + 1) times the tokens of a worked item: 38 M over the paper's seven
-choice tasks at its shots; 10.6 M where an item's choices share one pass over their prompt.
+choice tasks at its shots; 10.8 M where an item's choices share one pass over their prompt.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ class Task:
         answer: Tokens in which the choices of an item differ.
         written: Scored tokens of a generated answer.
         longest: Tokens that a batch writes until its longest answer ends.
+        contexts: Prompts per item that differ, of which choices share none.
     """
 
     documents: int
@@ -33,6 +34,7 @@ class Task:
     answer: float
     written: int = 0
     longest: int = 0
+    contexts: int = 1
 
     def sequence(self, shots: int) -> float:
         """Tokens of one sequence, without what is written."""
@@ -46,7 +48,8 @@ class Task:
             shared: Whether the choices share one pass over their prompt.
         """
         if shared:
-            return self.sequence(shots) + (self.choices - 1) * self.answer
+            rest = self.choices - self.contexts
+            return self.contexts * self.sequence(shots) + rest * self.answer
         return self.choices * self.sequence(shots)
 
 
@@ -59,7 +62,7 @@ TASKS = {
     "arc_challenge": Task(1172, 0, 4, 40, 5),
     "arc_easy_validation": Task(570, 0, 4, 38.5, 3.4),
     "arc_challenge_validation": Task(299, 0, 4, 40, 5),
-    "winogrande": Task(1267, 0, 2, 27.6, 22),
+    "winogrande": Task(1267, 0, 2, 27.6, 22, contexts=2),
     "hellaswag": Task(10042, 0, 4, 91.3, 20),
     # Eight worked examples as turns of a chat. How long a damaged model writes is a guess.
     "gsm8k_llama": Task(1319, 8, 1, 160, 0, written=150, longest=400),
@@ -107,7 +110,7 @@ def load_of(entries: Sequence[TaskEntry], batch_size: int, limit: int | None, sh
         shots = task.shots if entry.num_fewshot is None else entry.num_fewshot
         documents = min(number for number in (task.documents, entry.limit, limit) if number)
         fed = documents * task.fed(shots, shared)
-        passes = documents * (1 if shared else task.choices) / batch_size
+        passes = documents * (task.contexts if shared else task.choices) / batch_size
         prefill, batches = prefill + fed, batches + passes
         written += documents * task.written
         steps += documents / batch_size * task.longest

@@ -105,6 +105,17 @@ def test_items_and_scores_carry_them(tmp_path: Path) -> None:
     assert (result.items[1]["choice"] == NO_CHOICE).all()
 
 
+def test_other_choices_to_the_same_prompts_are_other_documents(tmp_path: Path) -> None:
+    folder, lm = toy_tasks.make_tasks(tmp_path, items=4), make_lm(make_model(), 4, share=False)
+    data, scores = folder / "choice.jsonl", []
+    for text in (data.read_text(), data.read_text().replace('"options": ["w', '"options": ["v')):
+        data.write_text(text)
+        scores.append(score(lm, parse_tasks("toy_choice"), [folder]).scores[0])
+    one, other = scores
+    assert one["prompt_hash"] == other["prompt_hash"]
+    assert one["doc_hash"] != other["doc_hash"]
+
+
 @pytest.mark.parametrize(("metric", "expected"), [("acc", 0.25), ("em", 0.25), ("f1", None)])
 @pytest.mark.parametrize("values", [[0, 0], [1, 0], [0.5, 1]])
 def test_the_values_of_a_run_do_not_decide_its_chance(

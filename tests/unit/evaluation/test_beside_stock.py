@@ -16,11 +16,28 @@ from workflows.evaluation.loading import task_manager
 from workflows.evaluation.tasklist import TaskEntry
 from workflows.steps import stock
 
-ENTRIES = [TaskEntry("toy_choice", limit=8), TaskEntry("toy_write", limit=4)]
+NAMES = {"toy_choice": 8, "toy_write": 4, "toy_text": 4, "toy_filters": 4}
+ENTRIES = [TaskEntry(name, limit=limit) for name, limit in NAMES.items()]
+TEXT = """
+include: toy_write.yaml
+task: toy_text
+output_type: loglikelihood_rolling
+doc_to_target: "{{question}}"
+metric_list: [{metric: word_perplexity}]
+"""
+FILTERS = """
+include: toy_write.yaml
+task: toy_filters
+filter_list:
+  - {name: none, filter: [{function: take_first}]}
+  - {name: small, filter: [{function: lowercase}, {function: take_first}]}
+"""
 
 
 def beside(folder: Path, seed: int) -> list[Difference]:
     make_tasks(folder, items=8)
+    (folder / "toy_text.yaml").write_text(TEXT)
+    (folder / "toy_filters.yaml").write_text(FILTERS)
     stock = HFLM(
         pretrained=make_model(seed=seed), tokenizer=make_tokenizer(), batch_size=4,
         max_length=WINDOW,
@@ -30,16 +47,18 @@ def beside(folder: Path, seed: int) -> list[Difference]:
 
 
 def test_one_model_is_scored_alike(tmp_path: Path) -> None:
-    choice, write = beside(tmp_path, seed=0)
+    choice, write, text, filters = beside(tmp_path, seed=0)
     assert (choice.task, choice.items, choice.answers) == ("toy_choice", 8, 0)
-    assert choice.log_likelihood < 1e-4
+    assert max(choice.log_likelihood, text.log_likelihood) < 1e-4
     assert write == ("toy_write", 4, 0.0, 0)
+    assert filters == ("toy_filters", 4, 0.0, 0)
 
 
 def test_another_model_is_not(tmp_path: Path) -> None:
-    choice, _ = beside(tmp_path, seed=1)
-    assert choice.log_likelihood > 0.1
+    choice, _, text, _ = beside(tmp_path, seed=1)
+    assert min(choice.log_likelihood, text.log_likelihood) > 0.1
     assert choice.answers > 0
+    assert text.answers == 0
 
 
 def test_no_program_in_a_folder_runs() -> None:

@@ -76,9 +76,10 @@ def test_another_evaluation_is_not_taken_for_it(
 TASK = {
     "mine.yaml": "include: base\ntask: mine\nprocess_docs: !function code.docs\n",
     "base": "dataset_path: json\ndataset_kwargs: {data_files: {test: DATA/*.jsonl}}\n",
-    "code.py": "import helpers\n\ndef docs(rows): return rows\n",
+    "code.py": "import helpers\n\ndef docs(rows): open(f'facts/{rows}.csv')\n",
     "helpers.py": "WORDS = 1\n",
     "data/one.jsonl": '{"a": 1}\n',
+    "facts/one.csv": "a\n1\n",
     "theirs.yaml": "task: theirs\n",
     "text.txt": "w1 w2",
 }
@@ -101,14 +102,19 @@ def edit(file: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["mine.yaml", "base", "code.py", "helpers.py", "data/one.jsonl", "data/two.jsonl"]
-)
+    "name",
+    [
+        "mine.yaml", "base", "code.py", "helpers.py", "data/one.jsonl", "data/two.jsonl",
+        "facts/one.csv", "facts/two.csv",
+    ],
+)  # fmt: skip
 def test_what_a_task_is_made_of_counts_by_what_it_holds(
     name: str, task: Path, ledger: Ledger, tmp_path: Path
 ) -> None:
     entry = TaskEntry("mine")
     ScoreStore(tmp_path / "scores", ledger, {}, [task]).write(entry, result(ledger))
     edit(task / "theirs.yaml")
+    edit(task / "text.txt")
     assert ScoreStore(tmp_path / "scores", ledger, {}, [task]).read(entry) is not None
     edit(task / name)
     assert ScoreStore(tmp_path / "scores", ledger, {}, [task]).read(entry) is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
@@ -19,10 +20,18 @@ from workflows.records import SAMPLE
 LONG = "a b " * CHARACTERS
 
 
-def told(first: bool = False, **changes: Any) -> dict[str, Any]:
-    sample = {"arguments": [("ask", " yes"), ("ask", " no")], "target": 1}
-    sample |= {"filtered_resps": [(-1.23456, True), (-2.0, False)]}
-    return json.loads(sample_text(sample | changes, first))
+def told(first: bool = False, inputs: int = 0, **changes: Any) -> dict[str, Any]:
+    """Texts of an item of two choices; the number of the right one of ``inputs`` is 1."""
+    sample = {"arguments": [("ask", " yes"), ("ask", " no")], "target": 1, "doc": {}}
+    sample |= {"filtered_resps": [(-1.23456, True), (-2.0, False)]} | changes
+    chooses = isinstance(sample["arguments"][0][1], str)
+    task = SimpleNamespace(
+        OUTPUT_TYPE="multiple_choice" if chooses else "generate_until",
+        multiple_input=inputs,
+        doc_to_choice=lambda doc: ["yes", "no"],
+        doc_to_text=lambda doc: 1,
+    )
+    return json.loads(sample_text(task, sample, first))
 
 
 def test_choices_stand_with_their_scores_and_the_number_of_the_right_one() -> None:
@@ -34,13 +43,24 @@ def test_choices_stand_with_their_scores_and_the_number_of_the_right_one() -> No
 
 
 def test_contexts_that_differ_are_the_choices() -> None:
-    found = told(arguments=[("he", " ran"), ("she", " ran")])
+    """As in WinoGrande, whose target is the continuation."""
+    found = told(inputs=2, arguments=[("he", " ran"), ("she", " ran")], target="ran")
     assert (found["prompt"], found["choices"]) == ("", ["he ran", "she ran"])
+    assert found["target"] == 1
+
+
+def test_choices_that_are_scored_again_without_their_context_are_shown_once() -> None:
+    """As by acc_mutual_info."""
+    asked = [("ask", " yes"), ("ask", " no")]
+    again = [("", text) for _, text in asked]
+    scores = [(-1.23456, True), (-2.0, False), (-3.0, False), (-4.0, False)]
+    assert told(arguments=asked + again, filtered_resps=scores) == told()
 
 
 @pytest.mark.parametrize("written", [["four"], [["four", "five"]]])
 def test_what_was_written_stands_with_what_was_wanted(written: list[Any]) -> None:
-    found = told(arguments=[("2 + 2", {"until": []})], target="4", filtered_resps=written)
+    texts = {"resps": written, "filtered_resps": ["[invalid]"]}
+    found = told(arguments=[("2 + 2", {"until": []})], target="4", **texts)
     assert found == {"prompt": "2 + 2", "target": "4", "text": "four"}
 
 

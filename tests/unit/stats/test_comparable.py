@@ -65,6 +65,15 @@ def test_a_column_has_one_headline_metric_also_where_all_rows_have_both(
     assert words in str(caught.value)
 
 
+def test_documents_are_compared_where_two_records_have_their_hash() -> None:
+    older, hero = runs()
+    ours, theirs = (record(name, 0.2, score("a", [1, 0], doc_hash=name)) for name in "de")
+    check_comparable(typed(older, hero, ours))
+    words = r"rows 'd' and 'e' were scored on different documents of 'a' \(d and e\)"
+    with pytest.raises(ValueError, match=words):
+        check_comparable(typed(older, ours, theirs))
+
+
 def test_other_harness_versions_are_refused() -> None:
     with pytest.raises(ValueError, match=r"different harness versions \(lm_eval\): 0.4 and 0.5"):
         check_comparable(typed(*runs(versions={"lm_eval": "0.5"})))
