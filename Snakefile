@@ -25,9 +25,12 @@ from workflows.suite.show import opening
 from workflows.report import FRAMES
 from workflows.runtime.contents import digest
 
+if not os.path.samefile(os.getcwd(), workflow.basedir):
+    sys.exit("error: call snakemake in the checkout, without --directory")
+
 # A default `configfile:` would merge into every other suite, so the demo is loaded only when no
 # suite was given.
-if not config:
+if "suite" not in config and not workflow.config_settings.configfiles:
 
     configfile: "workflows/suites/demo.yaml"
 
@@ -37,7 +40,8 @@ try:
     inputs.check_fetched(SUITE)
 except ValueError as error:
     sys.exit(f"error: {error}")
-inputs.renew_models(SUITE)
+if workflow.is_main_process:
+    inputs.renew_models(SUITE)
 
 
 # So many GPUs are in use at once; --resources gpu=N says how many the machine has. A cluster has its

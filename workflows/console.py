@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import ast
 import sys
-from importlib import import_module
+from importlib import import_module, metadata
 from pathlib import Path
+
+from workflows.runtime.provenance import git
 
 COMMANDS = (
     "rows", "fetch", "task_data", "fit", "score", "fidelity", "texts", "report", "site", "explain",
@@ -22,6 +24,9 @@ def main() -> None:
     if command in ("-h", "--help"):
         print(usage())
         return
+    if command in ("-V", "--version"):
+        print(f"skipbench {metadata.version('skipbench')}, commit {git('rev-parse', 'HEAD')}")
+        return
     if command not in COMMANDS:
         print(f"error: there is no command '{command}' ({', '.join(COMMANDS)})", file=sys.stderr)
         raise SystemExit(2)
@@ -34,7 +39,7 @@ def main() -> None:
 def usage() -> str:
     """The commands with the first sentence of their steps."""
     lines = [f"  {command:<9} {_sentence(command)}" for command in COMMANDS]
-    hint = "`skipbench COMMAND --help` lists a command's options."
+    hint = "`skipbench COMMAND --help` lists a command's options, `skipbench --version` the commit."
     return "\n".join(["usage: skipbench COMMAND ...", "", *lines, "", hint])
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from methods import discover, load_method
 from tests import steps
 from workflows import ROOT, console
+from workflows.runtime.provenance import git
 
 # lm-eval has a command line of its own.
 STEPS = sorted({file.stem for file in (ROOT / "workflows/steps").glob("[a-z]*.py")} - {"lm_eval"})
@@ -55,6 +57,13 @@ def test_the_command_lists_its_commands_and_refuses_others() -> None:
     said = steps.python("-m", "workflows.console")
     assert said.returncode == 0
     assert [line.split()[0] for line in said.stdout.splitlines()[2:-2]] == list(console.COMMANDS)
+    version = steps.python("-m", "workflows.console", "--version").stdout.split()
+    assert version == [
+        "skipbench",
+        f"{metadata.version('skipbench')},",
+        "commit",
+        git("rev-parse", "HEAD"),
+    ]
     wrong = steps.python("-m", "workflows.console", "fti")
     assert wrong.returncode == 2
     assert steps.sentence(wrong.stderr).startswith(

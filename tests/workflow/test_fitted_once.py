@@ -21,7 +21,7 @@ Snakemake = Callable[..., tuple[int, str]]
 FOLDER = Path("results/once")
 RECORDS = [f"{FOLDER}/demo/{run}/s42/record.json" for run in ("dense/b0", "shortgpt/b25")]
 TASK, CHECKED = FOLDER / "tasks/theirs.json", FOLDER / "suite.json"
-RULES = ("check", "task_data", "probe", "fit_untrained", "score")
+RULES = ("check", "task_data", "probe", "fit_untrained", "score", "time", "noise")
 
 
 class Finished:
@@ -55,7 +55,7 @@ class Finished:
 
     def runs(self, *words: str) -> list[str]:
         """The rules that would run for the records."""
-        given = ["-n", *words, *RECORDS, "--configfile", str(self.file)]
+        given = ["-n", *RECORDS, *words, "--configfile", str(self.file)]
         status, said = self.run(self.copy, *given)
         assert status == 0, said
         return [rule for rule in RULES if f"\n{rule} " in said]
@@ -77,6 +77,34 @@ def test_data_of_a_task_that_are_fetched_anew_make_no_new_probe(finished: Finish
 def test_a_lost_check_is_made_again_alone(finished: Finished) -> None:
     (finished.copy / CHECKED).unlink()
     assert finished.runs("--forcerun", "score") == ["score"]
+
+
+def test_fidelity_texts_are_for_the_scores_alone(finished: Finished) -> None:
+    texts = finished.copy / FOLDER / "data/fidelity.jsonl"
+    texts.write_text("{}")
+    finished.write(data=finished.suite["data"] | {"fidelity": {"source": "demo", "rows": 2}})
+    noise = RECORDS[0].replace("record.json", "noise/batch1.json")
+    (finished.copy / noise).parent.mkdir()
+    (finished.copy / noise).write_text("{}")
+    assert finished.runs(noise, "--forcerun", str(FOLDER / "data/fidelity.jsonl")) == ["score"]
+
+
+def test_a_model_that_is_fitted_again_is_timed_again(finished: Finished) -> None:
+    finished.write(timing={"decode": "1x8", "prefill": "1x8", "rounds": 2}, keep_models="trained")
+    speed = RECORDS[1].replace("record.json", "speed.json")
+    (finished.copy / speed).write_text("{}")
+    assert finished.runs(speed, "--forcerun", "fit_untrained")[-2:] == ["score", "time"]
+
+
+def test_other_folders_and_a_suite_without_a_name(
+    plain_copy: Path, tmp_path: Path, run_snakemake: Snakemake
+) -> None:
+    status, said = run_snakemake(tmp_path, "-n", "--snakefile", str(plain_copy / "Snakefile"))
+    assert status != 0
+    assert "error: call snakemake in the checkout, without --directory" in said
+    status, said = run_snakemake(plain_copy, "-n", "--quiet", "--config", "limit=0")
+    assert status != 0
+    assert "error: suite config, limit:" in said
 
 
 def test_a_check_that_fails_leaves_the_one_before(

@@ -30,7 +30,7 @@ rule train_backbone:
     input:
         watched(SUITE.world_code()),
     output:
-        directory("results/trained/{world}"),
+        directory("results/trained/{world,demo|small}"),
     log:
         "results/logs/train_backbone/{world}.log",
     benchmark:

@@ -1,13 +1,9 @@
 """Times of a row over the dense model, both measured in turn in one process."""
 
-# A model that is deleted once scored is fitted again for a new task, which must not time it again;
-# params of another fit do.
-STAYS = SUITE.config["keep_models"] is True
-
 
 rule time:
     input:
-        model=f"{RUN}/model" if STAYS else ancient(f"{RUN}/model"),
+        model=f"{RUN}/model",
         base=base_models,
         backbone=backbone,
         texts=SUITE.timing_texts,
@@ -19,7 +15,7 @@ rule time:
     benchmark:
         f"{LOG}/time.tsv"
     # Models that are deleted once scored are timed before; models that stay, after all fits.
-    priority: -1 if STAYS else 29
+    priority: -1 if SUITE.config["keep_models"] is True else 29
     conda:
         "../../environment.yml"
     threads: 1

@@ -97,11 +97,12 @@ def git(*arguments: str) -> str | None:
     """Output of git in the checkout; None outside git or if git fails.
 
     git does not look in parent folders: an installed copy may lie in another project's repository.
+    The checkout may belong to another user, as on a cluster.
     """
     environment = os.environ | {"GIT_CEILING_DIRECTORIES": str(ROOT.parent)}
     try:
         result = subprocess.run(
-            ["git", *arguments],
+            ["git", "-c", f"safe.directory={ROOT}", *arguments],
             cwd=ROOT,
             env=environment,
             capture_output=True,

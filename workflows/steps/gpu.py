@@ -77,6 +77,8 @@ def main() -> None:
         raise ValueError(
             f"--parts: '{unknown[0]}' is unknown (allowed: {', '.join(('tests', *TIMED))})"
         )
+    if "tests" in parts and not (ROOT / TESTS[0]).is_dir():
+        raise ValueError(f"--parts tests: {ROOT} has no tests; call this from a checkout")
     # The commands below run in the checkout.
     args.out = args.out.resolve()
     args.out.mkdir(parents=True, exist_ok=True)

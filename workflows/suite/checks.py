@@ -28,6 +28,8 @@ FORMS = {
 }
 # Keys of a part of the data that only a source of the hub has.
 HUB_KEYS = ("column", "split", "revision")
+# Folders in results/ that are not of a suite.
+OTHER_RESULTS = ("backbones", "trained", "logs")
 WORLD = "world:"  # in front of a world's name: the backbone that is trained on it
 FOCUS = "hero"  # whose claims the suites examine
 
@@ -245,6 +247,8 @@ def _origin(spec: Mapping[str, Any]) -> tuple[str, str, str]:
 
 def check_paths(config: Mapping[str, Any], root: Path) -> None:
     """Folders, files and worlds must exist; the prepare rules check names of the hub."""
+    if config["suite"] in OTHER_RESULTS:
+        raise ValueError(f"suite config, suite: results/{config['suite']} holds other things")
     for place in (p for top in ("results", "reports") for p in (top, f"{top}/{config['suite']}")):
         if (root / place).exists() and not (root / place).is_dir():
             raise ValueError(f"{place} is a file, a folder is needed there")

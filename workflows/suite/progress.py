@@ -10,11 +10,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from statistics import median
+from time import monotonic
 from typing import Any
 
 from workflows.suite.jobs import Suite
 
 FIT, SCORE, TIME = "fit", "score", "time"
+# Seconds after which benchmark files are read again.
+FRESH = 10
 
 
 class RunNames:
@@ -88,9 +91,12 @@ class TimeLeft:
 
     def __init__(self, suite: Suite, open_jobs: Callable[[], Iterable[Any]], at_once: int) -> None:
         self.suite, self.open_jobs, self.at_once = suite, open_jobs, at_once
+        self.costs, self.read_at = Costs(suite), monotonic()
 
     def __format__(self, log: str) -> str:
-        costs = Costs(self.suite)
+        if monotonic() > self.read_at + FRESH:
+            self.costs, self.read_at = Costs(self.suite), monotonic()
+        costs = self.costs
         seconds = costs.expected(Path(log))
         if seconds is None:
             return "no job like it has run before"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,14 @@ def test_a_new_or_changed_file_makes_the_code_dirty(
     assert not dirty()
     put(checkout / name, "x = 2\n")
     assert dirty() == expected
+
+
+def test_a_checkout_of_another_user_has_its_commit(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
+    assert provenance.git("rev-parse", "HEAD")
+    assert not dirty()
 
 
 def test_a_repository_around_an_installed_copy_is_not_ours(
@@ -121,6 +130,21 @@ def test_a_record_names_its_code_and_is_dirty_if_either_step_was(
     assert set(record["fit_code"]) == set(fit_parts(discover()["random-skip"]))
     assert record["code"] == record["fit_code"] | {part: code_hash(part) for part in SCORING}
     assert record["weights_hash"] == json.loads((model / CARD).read_text())["weights_hash"]
+
+
+def test_a_record_names_the_versions_of_what_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = provenance.version
+
+    def version(package: str) -> str:
+        if package == "lm_eval":
+            raise PackageNotFoundError(package)
+        return real(package)
+
+    assert "lm_eval" in provenance.provenance([])["versions"]
+    monkeypatch.setattr(provenance, "version", version)
+    found = provenance.provenance([])["versions"]
+    assert "lm_eval" not in found
+    assert {"python", "torch", "transformers"} <= set(found)
 
 
 def test_the_instruction_set_is_the_one_that_torch_reports() -> None:
