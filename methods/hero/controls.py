@@ -27,7 +27,7 @@ from methods.api import (
     router_of,
     uniform_hash,
 )
-from methods.hero.branch import Adapter
+from methods.hero.adapter import Adapter
 from methods.hero.heads import Sizes
 
 # So many training texts are enough to count rates.

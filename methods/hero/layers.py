@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from methods.api import Context, Gate, Router, Tokens, Unit
-from methods.hero.branch import Adapter
+from methods.hero.adapter import Adapter
 from methods.hero.router import HeroRouter
 
 

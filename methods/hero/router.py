@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, silu
 
 from methods.api import Context, Gate, Router, Tokens, Unit
-from methods.hero.branch import Adapter
+from methods.hero.adapter import Adapter
 from methods.hero.heads import LOCAL, TWINS, Sizes, cosine, history_parameters, mlp, mlp_parameters
 from methods.hero.host import HostSteps
 from methods.hero.reading import PathState, Reading, read_by_kernels, read_plainly

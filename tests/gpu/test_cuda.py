@@ -10,7 +10,7 @@ from methods.core.model.backbone import decoder
 from methods.core.routing.dispatch import dispatch, dispatch_masked
 from methods.core.training import documents
 from methods.core.training.documents import packed_attention
-from methods.hero.branch import Adapter
+from methods.hero.adapter import Adapter
 from tests.toys.models import make_model, make_scaled
 from tests.toys.static import IDS, fit_slicegpt, logits
 from workflows.demo.presets import Recipe

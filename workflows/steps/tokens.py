@@ -6,10 +6,11 @@ Writes a folder NAME.tokens, which fits map into memory instead of reading the .
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
 from pathlib import Path
 
-from methods.core.data import Data, Document
+from tqdm import tqdm
+
+from methods.core.data import Data
 from methods.core.model.folder import read_config, read_tokenizer, window_of
 from methods.core.tokens import SUFFIX, write_tokens
 from workflows.runtime.files import whole_folder
@@ -40,20 +41,14 @@ def main() -> None:
     config = read_config(args.backbone)
     tokenizer = read_tokenizer(args.backbone, config)
     data = Data(tokenizer, config.vocab_size, args.max_length, window_of(config))
+    documents = tqdm(data.documents(args.data), desc="tokenising", unit=" documents")
     with whole_folder(args.out) as folder:
-        lengths = write_tokens(with_progress(data.documents(args.data)), folder, data.encoding)
+        lengths = write_tokens(documents, folder, data.encoding)
         if not len(lengths):
             raise ValueError(f"--data {args.data} holds no document")
         if lengths.max() < 2:
             raise ValueError(f"--data {args.data} holds no document of two tokens or more")
     print(f"wrote {args.out}: {len(lengths):,} documents")
-
-
-def with_progress(documents: Iterator[Document]) -> Iterator[Document]:
-    """The same documents under a progress bar."""
-    from tqdm import tqdm
-
-    yield from tqdm(documents, desc="tokenising", unit=" documents")
 
 
 if __name__ == "__main__":
