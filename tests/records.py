@@ -26,7 +26,6 @@ TASKS = {"left": 60, "right": 80}
 NASTY = "</script><script>document.title = 'broken'</script><b>&amp; \u2028 ]]> {{ x }}"
 TOKENS = ["<s>", "in", " <i>fact", "</script>", "of", "of", " answer"]
 UNITS = [(0, "attention", 2), (0, "ffn", 2), (3, "ffn", 1)]
-# Methods of the paper whose result does not depend on the seed.
 
 
 def rates(skip: float, **kinds: float) -> Run:

@@ -19,10 +19,6 @@ from workflows.stats.retain import retain
 HERE = Path(__file__).parent
 KEYS = ["table", "backbone", "target_budget"]
 MAIN = "main_results"
-TASKS = [
-    "OBQA (acc_norm)", "PIQA (acc)", "BoolQ (acc)", "ARC-E (acc)", "ARC-C (acc)", "WinoG (acc)",
-    "HellaS (acc_norm)",
-]  # fmt: skip
 REFERENCES = {MAIN: "Dense", "alpha_sweep": "HeRo alpha_t=1e-3", "core_ablation": "HeRo"}
 ITEMS = BENCHMARKS
 SEVEN, THIRTEEN, EIGHT = "Llama-2-7B", "Llama-2-13B", "Llama-3.1-8B"
@@ -80,15 +76,6 @@ def test_the_three_known_rows_by_their_numbers() -> None:
 def test_retain_of_sweep_and_ablation(name: str) -> None:
     frame = table(name)
     assert (frame["retain"] - recomputed(frame, REFERENCES[name])).abs().max() < 0.003
-
-
-def test_a_ratio_of_means_is_not_what_was_printed_frame() -> None:
-    gaps = []
-    for key in MAIN_GROUPS:
-        frame = table(MAIN, *key)
-        means = frame[TASKS].mean(axis=1)
-        gaps.append((frame["retain"] - 100 * means / means["Dense"]).abs().max())
-    assert max(gaps) > 0.9
 
 
 @pytest.mark.parametrize("key", GROUPS, ids=["-".join(key) for key in GROUPS])

@@ -127,11 +127,6 @@ def test_rates_that_shortened_llama_prints_are_shares_of_blocks(
     assert found == pytest.approx(skip, abs=5e-5)
 
 
-@pytest.mark.parametrize(("total", "most"), [(32, 26), (40, 34)])
-def test_most_blocks_that_protection_leaves(total: int, most: int) -> None:
-    assert len(load_method("shortened-ppl")._unprotected(total)) == most
-
-
 @pytest.mark.parametrize(
     ("target", "total", "width"), [(0, 12, 2), (1, 12, 2), (3, 12, 2), (6, 12, 2), (20, 80, 11)]
 )

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from methods import load_method
 from methods.base import Fitted, Request
@@ -58,6 +59,14 @@ def fit_slicegpt(
     """Any width may come out, unless ``round_to`` is among ``params``."""
     method = load_method("slicegpt", {"slice_fraction": fraction, "round_to": 1, **params})
     return method.fit(wrap(model), data or slicing_texts(), Request(budget, seed, Path()))
+
+
+def silence(model: PreTrainedModel, *numbers: int) -> PreTrainedModel:
+    """Layers that add nothing."""
+    for number in numbers:
+        for name in ("self_attn.o_proj", "mlp.down_proj"):
+            torch.nn.init.zeros_(layers(model)[number].get_submodule(name).weight)
+    return model
 
 
 @torch.no_grad()

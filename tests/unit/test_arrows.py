@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 
 from methods import Row, discover
+from tests import steps
 from workflows import ROOT
 
 METHOD_MODULES = {row.module for row in discover().values()}
+ALONE = ("fit", "cost", "data", "time", "tokens", "train_backbone", "tune")
 
 
 def imports(file: Path, top_level: bool = False) -> set[str]:
@@ -164,6 +166,14 @@ def test_the_job_list_imports_nothing_heavy() -> None:
         assert below(imports(ROOT / file, top_level=True), *heavy, "methods.core") == []
 
 
+def test_steps_that_need_neither_the_harness_nor_snakemake_import_neither() -> None:
+    """For a machine that fits, times and trains backbones alone."""
+    names = ", ".join(f"workflows.steps.{step}" for step in ALONE)
+    found = "[m for m in ('lm_eval', 'snakemake', 'datasets') if m in sys.modules]"
+    done = steps.python("-c", f"import sys, {names}; print({found})")
+    assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr
+
+
 def test_rules_call_steps_and_compute_nothing() -> None:
     rules = sorted((ROOT / "workflows/rules").glob("*.smk"))
     assert rules
@@ -180,3 +190,18 @@ def test_no_file_stores_pickles() -> None:
     for file in [*files("methods"), *files("workflows")]:
         text = file.read_text(encoding="utf-8")
         assert not re.search(r"torch\.(save|load)\(|allow_pickle=True|import pickle", text)
+
+
+# Lines of commands that are quoted where they are made, and numbers or words that a rule states.
+MADE = {"{params.run}", "{params.data}", "{params.task}", "{params.device}", "{params.length}"}
+NUMBERS = {"{threads}", "{resources.processes}"}
+
+
+def test_every_name_in_a_command_is_quoted() -> None:
+    commands = ""
+    for file in sorted((ROOT / "workflows/rules").glob("*.smk")):
+        for block in re.findall(r'^ +shell:\n((?: +".*\n)+)', file.read_text(), re.M):
+            commands += block
+    names = re.findall(r"\{[^{}]+\}", commands)
+    assert {"{output:q}", "{log:q}"} < set(names)
+    assert {name for name in names if not name.endswith(":q}")} == MADE | NUMBERS

@@ -44,8 +44,3 @@ def test_a_finished_row_is_not_fitted_again(shape: str, tmp_path: Path) -> None:
     assert measure(shape, "shortgpt", tmp_path) == {"shortgpt": marked}
     kept.write_text(json.dumps(marked | {"identity": {"threads": 2}}))
     assert measure(shape, "shortgpt", tmp_path)["shortgpt"]["seconds"] != 1234.5
-
-
-def test_a_trained_row_is_refused(shape: str, refuse: steps.Refuse, tmp_path: Path) -> None:
-    said = refuse("cost", "--shape", shape, "--rows", "lora", "--out", tmp_path / "cost.json")
-    assert said == "--rows: 'lora' trains; the time step times training"

@@ -213,6 +213,16 @@ def test_params_may_hold_for_one_budget_and_protocol_alone(tmp_path: Path) -> No
     assert given["hero", 0.4, "split"] == {**TRAINING, "learning_rate": 0.5}
 
 
+def test_a_healed_row_without_its_static_model_is_refused(
+    refuse: steps.Refuse, tmp_path: Path
+) -> None:
+    file = tmp_path / "suite.yaml"
+    file.write_text(yaml.safe_dump(CONFIG))
+    fixed = ["--suite", file, "--data", ROOT, "--workdir", tmp_path / "w", "--device", "cpu"]
+    said = refuse("tune", *fixed, "--rows", "healed", "--out", tmp_path / "tuned.yaml")
+    assert "healed starts from results/tuning/demo/shortgpt/b25/s42/model, which a run" in said
+
+
 def test_sets_of_layers_are_tried_where_they_hold_the_budget() -> None:
     lending = {
         "hero-random": {"from": "hero", "params": {"variant": "random"}, "lender": "hero"},

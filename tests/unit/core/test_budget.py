@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 
 from methods import load_method
@@ -10,10 +12,14 @@ from methods.core.budget import (
     nearest,
     out_of_reach,
     routed_layers,
+    unremovable,
 )
 from methods.core.model.backbone import count, layers
+from methods.core.model.ledger import Ledger, Tally
 from methods.core.model.shapes import candidate_layers
+from tests.toys import static
 from tests.toys.models import make_model, wrap
+from tests.toys.texts import ids_of
 
 
 @pytest.mark.parametrize("budget", [0.25, "0.25", 0.001, 0.999])
@@ -64,16 +70,46 @@ def test_whole_layers_may_end_half_a_layer_short() -> None:
     assert layers_shortfall(backbone, 5.6 * layer) == missed
 
 
+def test_a_pinned_number_of_layers_wins_over_the_budget() -> None:
+    assert layers_to_remove(wrap(make_model()), 0.15, 4) == (4, [])
+
+
+@pytest.mark.parametrize("number", [6, 7, -1])
+def test_an_impossible_number_of_layers_is_refused(number: int) -> None:
+    with pytest.raises(ValueError, match=f"param 'layers' is {number}, must be from 0 to 5"):
+        layers_to_remove(wrap(make_model()), None, number)
+
+
+def test_without_a_number_a_budget_is_asked_for() -> None:
+    backbone, asked = wrap(make_model()), "neither a budget nor param 'layers' says how many layers"
+    with pytest.raises(ValueError, match=asked):
+        layers_to_remove(backbone, None, None)
+    assert str(unremovable(backbone, None, None)).startswith(asked)
+
+
+BUDGETS = [(0.05, 0), (0.15, 1), (0.25, 2), (0.40, 3), (0.70, 5)]
+
+
+@pytest.mark.parametrize(
+    ("row", "budget", "number"),
+    [(row, *pair) for row, pair in product(("shortgpt", "shortened-ppl", "replaceme"), BUDGETS)],
+)
+def test_a_budget_takes_the_nearest_number_of_layers(row: str, budget: float, number: int) -> None:
+    # A layer holds 9,280 of 59,808 parameters: 15.5 %.
+    fitted = static.fit(row, make_model(), ids_of([8] * 10), budget)
+    assert len(fitted.decisions["removed_layers"]) == number
+    assert [each["setting"] for each in fitted.decisions["budget_search"]] == list(range(6))
+    tally = Tally(Ledger.of(fitted.model, 59808, 6))
+    tally.add(None, 7)
+    assert load_method(row).authors_skip(tally.rates()) == pytest.approx(number / 6)
+    assert tally.rates().skip == pytest.approx(number * 9280 / 59808)
+
+
 def test_candidates_are_the_latter_half_or_the_last_three_quarters() -> None:
     assert candidate_layers(12, 0.25) == [6, 7, 8, 9, 10, 11]
     assert candidate_layers(12, 0.30) == [6, 7, 8, 9, 10, 11]
     assert candidate_layers(12, 0.40) == list(range(3, 12))
     assert candidate_layers(12, 0.50) == list(range(12))
-
-
-def test_without_a_number_a_budget_is_asked_for() -> None:
-    with pytest.raises(ValueError, match="neither a budget nor param 'layers'"):
-        layers_to_remove(wrap(make_model()), None, None)
 
 
 def test_sets_of_layers_have_names() -> None:

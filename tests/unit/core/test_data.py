@@ -144,6 +144,7 @@ def test_batches_are_right_padded_in_order() -> None:
         (np.array([[0.5, 1.0]]), "must be integers, not float64"),
         (np.array([["a"]]), "must be integers"),
         (np.array([1, 2, 3]), r"must have shape \(N, T\), T at least 2, not \(3,\)"),
+        (np.array([[0], [1]]), r"must have shape \(N, T\), T at least 2, not \(2, 1\)"),
         (np.zeros((2, 2, 2), int), r"must have shape \(N, T\)"),
         (np.zeros((0, 4), int), r"must have shape \(N, T\)"),
         (np.array([[0, 64]]), "ids reach from 0 to 64, the vocabulary is 0 to 63"),

@@ -18,7 +18,15 @@ from methods.core.model.checkpoint import describe, save
 from methods.core.routing.routed import router_of
 from tests import steps
 from tests.toys.models import make_model, wrap
-from tests.toys.routed import IDS, LISTS_LAYERS, VARIANTS, build_variant, fit, shake_variant
+from tests.toys.routed import (
+    IDS,
+    LISTS_LAYERS,
+    VARIANTS,
+    build_variant,
+    fit,
+    shake_variant,
+    training_context,
+)
 from tests.toys.tasks import make_tasks
 from tests.toys.training import interrupt_and_follow, same_bits, slow_clock
 from workflows.evaluation.harness import CountingLM
@@ -98,6 +106,33 @@ def test_a_static_cache_of_transformers_writes_the_same(variant: str, kind: str)
     assert torch.equal(model.generate(ids, cache_implementation="static", **options), written)
 
 
+@pytest.mark.parametrize(
+    "variant", ["skipgpt-rt", "skipgpt-rt-mlp", "skipgpt-joint", "mod-d", "mod-d-topk"]
+)
+@torch.no_grad()
+def test_the_ffn_router_does_not_see_attention(variant: str) -> None:
+    """What changes in a layer's attention reaches routers of later layers only."""
+    model = shake_variant(variant)
+    before = model.model(IDS, use_cache=False).executed
+    layers(model)[2].self_attn.o_proj.weight.mul_(-3.0)
+    after = model.model(IDS, use_cache=False).executed
+    upto = sum(unit.layer <= 2 for unit in model.model.router.units)
+    assert torch.equal(before[:, :upto], after[:, :upto])
+    assert not torch.equal(before[:, upto:], after[:, upto:])
+
+
+@pytest.mark.parametrize("variant", ["skipgpt-rt", "skipgpt-rt-mlp", "skipgpt-joint", "d-llm"])
+def test_gradients_of_the_two_biases_are_opposite(variant: str) -> None:
+    """D-LLM's gradient comes through attention as well."""
+    model = shake_variant(variant)
+    states = model.model(IDS, use_cache=False, context=training_context()).last_hidden_state
+    states.square().mean().backward()
+    for router in model.model.router.routers:
+        bias = router.bias if isinstance(router, nn.Linear) else router[-1].bias
+        assert bias.grad[0] != 0
+        assert float(bias.grad.sum()) == pytest.approx(0, abs=1e-6 * float(bias.grad[0].abs()))
+
+
 @pytest.mark.parametrize("variant", ["skipgpt-joint", "mod-d", "hero+lora"])
 def test_lora_beside_a_router_is_scaled_by_two(variant: str) -> None:
     assert attention(layers(build_variant(variant))[0]).q_proj.scaling == {"default": 2.0}
@@ -151,7 +186,7 @@ def test_killed_and_resumed_equals_undisturbed(
     assert resumed.structure == whole.structure
 
 
-@TRAINED
+@pytest.mark.parametrize("variant", ["mod-d", "d-llm"])
 def test_a_snapshot_of_another_target_is_left_alone(variant: str, tmp_path: Path) -> None:
     fit(variant, tmp_path / "used", 0.2, updates=2)
     again = fit(variant, tmp_path / "used", 0.3, updates=2)

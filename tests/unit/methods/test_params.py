@@ -7,8 +7,9 @@ from typing import Any, Literal
 
 import pytest
 
-from methods import load_method
+from methods import Row, discover, load_method
 from methods.base import make_params
+from workflows.suite.params import defaults
 
 
 @dataclass(frozen=True)
@@ -81,3 +82,8 @@ def test_a_method_without_params_says_so() -> None:
 def test_given_params_stand_over_the_rows_own() -> None:
     assert load_method("random-skip-layers").params.unit == "block"
     assert load_method("random-skip-layers", {"unit": "ffn"}).params.unit == "ffn"
+
+
+@pytest.mark.parametrize("row", discover().values(), ids=lambda row: row.name)
+def test_defaults_read_from_the_source_are_those_of_the_class(row: Row) -> None:
+    assert {**defaults(row), **row.params} == vars(load_method(row.name).params)

@@ -14,9 +14,9 @@ from torch import Tensor
 from methods import load_method
 from methods.base import Fitted, Request
 from methods.core.model.backbone import ffn, layers
-from methods.core.model.ledger import Ledger, Tally
 from methods.replaceme import Updates, highest_cosine, least_squares, updates
 from tests.toys.models import cast, draw_biases, keep_layers, make_model, wrap
+from tests.toys.static import silence
 from tests.toys.texts import calibration_data, ids_of
 
 # More tokens than the 32 directions of a toy, in documents that are padded together.
@@ -152,11 +152,7 @@ def test_too_few_tokens_are_refused_unless_there_is_a_ridge() -> None:
 
 
 def test_layers_that_add_nothing_go_without_a_trace() -> None:
-    model, dense = make(), make()
-    for part in (model, dense):
-        for number in (3, 4):
-            torch.nn.init.zeros_(layers(part)[number].self_attn.o_proj.weight)
-            torch.nn.init.zeros_(layers(part)[number].mlp.down_proj.weight)
+    model, dense = (silence(make(), 3, 4) for _ in range(2))
     fitted = fit(model)
     assert fitted.decisions["removed_layers"] == [3, 4]
     assert fitted.decisions["scores"][2] == pytest.approx(0, abs=1e-7)
@@ -266,18 +262,6 @@ def test_a_run_is_removed_behind_the_layer_that_absorbs_it(number: int) -> None:
     assert fitted.model.config.num_hidden_layers == len(layers(fitted.model)) == 6 - number
     if number == 0:
         assert torch.equal(logits(fitted.model), logits(make()))
-
-
-@pytest.mark.parametrize(("budget", "expected"), [(0.05, 0), (0.15, 1), (0.25, 2), (0.40, 3)])
-def test_a_budget_takes_the_nearest_number_of_layers(budget: float, expected: int) -> None:
-    backbone = wrap(make())
-    total, method = backbone.parameters, load_method("replaceme")
-    fitted = method.fit(backbone, calibration_data(TEXTS), Request(budget, 0, Path()))
-    assert len(fitted.decisions["removed_layers"]) == expected
-    tally = Tally(Ledger.of(fitted.model, total, 6))
-    tally.add(None, 1)
-    assert tally.rates().skip == pytest.approx(expected * 9280 / total)
-    assert method.authors_skip(tally.rates()) == pytest.approx(expected / 6)
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,7 @@ from transformers import PreTrainedModel
 
 from methods import load_method
 from methods.base import Fitted, Request
-from methods.core.model.backbone import count, layers
-from methods.core.model.ledger import Ledger, Tally
+from methods.core.model.backbone import layers
 from tests.near import ROUNDING
 from tests.slow_perplexity import slow_perplexity, token_losses
 from tests.toys import static
@@ -124,9 +123,7 @@ def test_a_trial_runs_only_the_blocks_above_the_one_left_out() -> None:
 
 @pytest.mark.parametrize("block", [1, 4])
 def test_a_block_that_adds_nothing(block: int) -> None:
-    model = make_model()
-    for name in ("self_attn.o_proj", "mlp.down_proj"):
-        torch.nn.init.zeros_(layers(model)[block].get_submodule(name).weight)
+    model = static.silence(make_model(), block)
     expected = slow_perplexity(model, RAGGED)
     assert scores(model, RAGGED)[block] == pytest.approx(expected, rel=ROUNDING)
     fitted = fit(model, RAGGED, criterion="taylor")
@@ -147,9 +144,10 @@ def test_taylor_equals_the_loop(kind: str, size: int | None) -> None:
     )
 
 
-@pytest.mark.parametrize("norm", [1, 2])
-@pytest.mark.parametrize("block", ["sum", "mean", "max", "prod"])
-@pytest.mark.parametrize("weight", ["sum", "mean", "max", "prod"])
+@pytest.mark.parametrize(
+    ("weight", "block", "norm"),
+    [("sum", "mean", 1), ("mean", "max", 2), ("max", "prod", 1), ("prod", "sum", 2)],
+)
 @pytest.mark.parametrize("criterion", ["taylor", "magnitude"])
 def test_norms_and_reductions(criterion: str, weight: str, block: str, norm: int) -> None:
     # A narrow model, for products over outputs would leave the range of numbers.
@@ -246,26 +244,6 @@ def test_a_budget_beyond_the_unprotected_blocks_is_not_applicable() -> None:
         fit(make_model(), EVEN, budget=0.70, protect=[2, 1])
 
 
-@pytest.mark.parametrize(("budget", "expected"), [(0.15, 1), (0.25, 2), (0.40, 3), (0.70, 5)])
-def test_a_budget_takes_the_nearest_number_of_blocks(budget: float, expected: int) -> None:
-    model = make_model()
-    dense = count(model)
-    fitted = fit(model, EVEN, budget=budget)
-    assert len(fitted.decisions["removed_layers"]) == expected
-    book = Ledger.of(fitted.model, dense, 6)
-    tally = Tally(book)
-    tally.add(None, 7)
-    method = load_method("shortened-ppl")
-    assert method.authors_skip(tally.rates()) == pytest.approx(expected / 6)
-    assert tally.rates().skip == pytest.approx(expected * 9280 / 59808)
-
-
-def test_pinned_layers_win_over_the_budget() -> None:
-    fitted = fit(make_model(), EVEN, budget=0.15, layers=4)
-    assert len(fitted.decisions["removed_layers"]) == len(layers(fitted.model)) + 2 == 4
-    assert fitted.decisions["budget_search"] == []
-
-
 def test_samples_and_length_choose_the_calibration_tokens() -> None:
     model = make_model()
     texts = ids_of([10, 4, 11, 9])
@@ -304,9 +282,3 @@ def test_half_precision() -> None:
     exact = scores(make_model(), EVEN, criterion="taylor")
     model = make_model().to(torch.bfloat16)
     assert scores(model, EVEN, criterion="taylor") == pytest.approx(exact, rel=0.1)
-
-
-def test_neither_budget_nor_layers_is_not_applicable() -> None:
-    method = load_method("shortened-taylor")
-    reason = method.skip_reason(wrap(make_model()), Request(None, 0, Path()))
-    assert "how many layers" in str(reason)

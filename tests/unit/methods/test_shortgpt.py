@@ -14,10 +14,10 @@ from torch import Tensor
 
 from methods import load_method
 from methods.base import Request
-from methods.core.data import Data
 from methods.core.model.backbone import decoder, layers, load_backbone
 from methods.shortgpt import block_influence
 from tests.toys.models import make_model, wrap
+from tests.toys.static import silence
 from tests.toys.texts import PaddedTexts, ids_of
 
 
@@ -102,11 +102,10 @@ def test_tokens_weigh_the_same_whatever_their_document() -> None:
 
 @pytest.mark.parametrize("layer", [0, 3, 5])
 def test_a_layer_that_adds_nothing_scores_zero_and_goes_first(layer: int) -> None:
-    model = make_model()
-    for name in ("self_attn.o_proj", "mlp.down_proj"):
-        torch.nn.init.zeros_(layers(model)[layer].get_submodule(name).weight)
     method = load_method("shortgpt", {"layers": 2, "last_layer": "raw"})
-    fitted = method.fit(wrap(model), PaddedTexts(ids_of([9, 6])), Request(None, 0, Path()))
+    fitted = method.fit(
+        wrap(silence(make_model(), layer)), PaddedTexts(ids_of([9, 6])), Request(None, 0, Path())
+    )
     assert fitted.decisions["scores"][layer] == pytest.approx(0, abs=1e-6)
     assert fitted.decisions["removed_layers"][0] == layer
 
@@ -145,57 +144,10 @@ def test_layers_are_scored_once_and_removed_from_the_lowest(llama: Path) -> None
     assert len(layers(fitted.model)) == fitted.model.config.num_hidden_layers == 2
 
 
-@pytest.mark.parametrize(("budget", "expected"), [(0.15, 1), (0.25, 2), (0.40, 3), (0.70, 5)])
-def test_a_budget_takes_the_nearest_number_of_layers(
-    budget: float, expected: int, llama: Path, data_files: dict[str, Path]
-) -> None:
-    # A layer holds 9,280 of 59,808 parameters: 15.5 %.
-    backbone = load_backbone(llama)
-    assert backbone.parameters == 6 * 9280 + 2 * 64 * 32 + 32
-    data = Data(None, 64, calibration_file=data_files["ids"])
-    fitted = load_method("shortgpt").fit(backbone, data, Request(budget, 0, Path()))
-    assert len(fitted.decisions["removed_layers"]) == expected
-    assert [row["setting"] for row in fitted.decisions["budget_search"]] == list(range(6))
-
-
-def test_pinned_layers_win_over_the_budget(llama: Path, data_files: dict[str, Path]) -> None:
-    data = Data(None, 64, calibration_file=data_files["ids"])
-    method = load_method("shortgpt", {"layers": 4})
-    fitted = method.fit(load_backbone(llama), data, Request(0.15, 0, Path()))
-    assert len(fitted.decisions["removed_layers"]) == 4
-
-
-def test_no_layer_pinned_is_the_identity(llama: Path, data_files: dict[str, Path]) -> None:
-    ids = torch.tensor(np.load(data_files["ids"]))
-    data = Data(None, 64, calibration_file=data_files["ids"])
-    method = load_method("shortgpt", {"layers": 0})
-    fitted = method.fit(load_backbone(llama), data, Request(None, 0, Path()))
-    with torch.no_grad():
-        assert torch.equal(fitted.model(ids).logits, load_backbone(llama).model(ids).logits)
-
-
-@pytest.mark.parametrize("number", [6, 7, -1])
-def test_an_impossible_number_of_layers_is_refused(
-    number: int, llama: Path, data_files: dict[str, Path]
-) -> None:
-    data = Data(None, 64, calibration_file=data_files["ids"])
-    method = load_method("shortgpt", {"layers": number})
-    with pytest.raises(ValueError, match="param 'layers'"):
-        method.fit(load_backbone(llama), data, Request(None, 0, Path()))
-
-
-def test_neither_budget_nor_layers_is_not_applicable(llama: Path) -> None:
-    reason = load_method("shortgpt").skip_reason(load_backbone(llama), Request(None, 0, Path()))
-    assert "how many layers" in reason
-
-
 @pytest.mark.parametrize(("number", "warned"), [(4, False), (5, True)])
 def test_removing_the_first_or_last_layer_is_warned_of(number: int, warned: bool) -> None:
-    model = make_model()
     # Layers 1 to 4 add nothing and go first; the fifth to go is an end.
-    for layer in range(1, 5):
-        for name in ("self_attn.o_proj", "mlp.down_proj"):
-            torch.nn.init.zeros_(layers(model)[layer].get_submodule(name).weight)
+    model = silence(make_model(), 1, 2, 3, 4)
     method = load_method("shortgpt", {"layers": number})
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -144,31 +144,6 @@ def test_decisions_are_made_in_float32() -> None:
     assert output.last_hidden_state.dtype == torch.bfloat16
 
 
-@ROWS
-@torch.no_grad()
-def test_the_ffn_router_does_not_see_attention(variant: str) -> None:
-    """Property 7: what changes in a layer's attention reaches routers of later layers only."""
-    model = shake_variant(variant)
-    before = model.model(IDS, use_cache=False).executed
-    heads = layers(model)[2].self_attn.o_proj
-    heads.weight.mul_(-3.0)
-    after = model.model(IDS, use_cache=False).executed
-    assert torch.equal(before[:, :6], after[:, :6])
-    assert not torch.equal(before[:, 6:], after[:, 6:])
-
-
-@ROWS
-def test_gradients_of_the_two_biases_are_opposite(variant: str) -> None:
-    """Property 4."""
-    model = shake_variant(variant)
-    states = model.model(IDS, use_cache=False, context=training_context()).last_hidden_state
-    states.square().mean().backward()
-    for router in model.model.router.routers:
-        bias = router.bias if isinstance(router, nn.Linear) else router[-1].bias
-        assert bias.grad[0] != 0
-        assert float(bias.grad.sum()) == pytest.approx(0, abs=1e-6 * float(bias.grad[0].abs()))
-
-
 def router_call(progress: float) -> tuple[Tensor, Tensor]:
     """Of one unit whose two logits are 0.7 apart: noise, and the slope of the soft gate."""
     model = build_variant("skipgpt-rt")

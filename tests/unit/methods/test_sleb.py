@@ -23,6 +23,7 @@ from tests.near import ROUNDING
 from tests.slow_perplexity import slow_perplexity
 from tests.toys import static
 from tests.toys.models import keep_layers, make_model, wrap
+from tests.toys.static import silence
 from tests.toys.texts import calibration_data, ids_of
 
 TEXTS = ids_of([9, 3, 14, 2, 9, 1, 11])
@@ -30,14 +31,6 @@ TEXTS = ids_of([9, 3, 14, 2, 9, 1, 11])
 
 def fit(model: PreTrainedModel, budget: float | None = None, **params: Any) -> Fitted:
     return static.fit("sleb", model, TEXTS, budget, **params)
-
-
-def silence(model: PreTrainedModel, *numbers: int) -> PreTrainedModel:
-    """Layers that add nothing."""
-    for number in numbers:
-        for name in ("self_attn.o_proj", "mlp.down_proj"):
-            torch.nn.init.zeros_(layers(model)[number].get_submodule(name).weight)
-    return model
 
 
 def naive(kind: str, number: int, free: list[int]) -> tuple[list[int], list[dict[int, float]]]:

@@ -243,12 +243,14 @@ def test_a_missing_reference_is_refused() -> None:
 
 
 def test_scores_have_one_line_per_run_and_metric() -> None:
-    lines = score_frame(typed(dense(), other(seed=43)))
-    assert lines[["row", "seed", "task", "value", "k", "n", "skip", "tokens"]].values.tolist() == [
-        ["dense", 42, "a", 0.8, 4, 5, 0.2, 100],
-        ["dense", 42, "b", 0.5, 2, 4, 0.2, 100],
-        ["hero", 43, "a", 0.4, 2, 5, 0.2, 100],
-        ["hero", 43, "b", 0.5, 2, 4, 0.2, 100],
+    hero = other(seed=43)
+    hero["scores"][0] |= {"metric": "acc_norm", "filter": "strict", "stderr": 0.3}
+    names = "row seed task metric filter value k n stderr skip tokens".split()
+    assert score_frame(typed(dense(), hero))[names].values.tolist() == [
+        ["dense", 42, "a", "acc", "none", 0.8, 4, 5, 0.1, 0.2, 100],
+        ["dense", 42, "b", "acc", "none", 0.5, 2, 4, 0.1, 0.2, 100],
+        ["hero", 43, "a", "acc_norm", "strict", 0.4, 2, 5, 0.3, 0.2, 100],
+        ["hero", 43, "b", "acc", "none", 0.5, 2, 4, 0.1, 0.2, 100],
     ]
 
 
@@ -283,13 +285,19 @@ def test_skips_weighed_otherwise_than_budgets_by_hand() -> None:
 def test_costs_by_hand() -> None:
     fit = {"seconds": 5.5, "peak_memory_mb": 700.0, "trained_parameters": 9}
     changes = {"fit": other()["fit"] | fit, "params": {"updates": 3, "batch_tokens": 7}}
-    plain = dense(fit=None)
-    lines = cost_frame(panels(plain, other(**changes), other(seed=43))).to_dict("records")
+    scoring = [
+        {"evaluation": dense()["evaluation"] | {"device": "cuda", "peak_memory_mb": memory}}
+        for memory in (250.0, 350.0)
+    ]
+    runs = dense(fit=None), other(**changes, **scoring[0]), other(seed=43, **scoring[1])
+    lines = cost_frame(panels(*runs)).to_dict("records")
     assert pd.isna(lines[0]["trained_parameters"])
     assert pd.isna(lines[0]["fit_seconds"])
     assert (lines[1]["trained_parameters"], lines[1]["training_tokens"]) == (9, 21)
     assert (lines[1]["fit_seconds"], lines[1]["fit_memory_mb"]) == (4.0, 500)
     assert (lines[1]["scored_tokens"], lines[1]["scoring_seconds"]) == (100, 1.5)
+    assert [line["scoring_memory_mb"] for line in lines] == [200, 300]
+    assert [line["device"] for line in lines] == ["cpu", "cuda"]
 
 
 def test_untrained_rows_saw_no_training_tokens() -> None:

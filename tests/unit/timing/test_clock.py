@@ -1,14 +1,16 @@
-"""Functions timed in turn, and what is told of their times."""
+"""Functions timed in turn, what is told of their times, and their energy per token."""
 
 from __future__ import annotations
 
+from itertools import count, groupby
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from scipy import stats
 
-from workflows.timing import clock
+from workflows.timing import clock, meters
 
 
 def test_functions_are_called_in_turn_and_a_warm_up_does_not_count(
@@ -45,3 +47,18 @@ def test_what_is_told_of_times_by_hand() -> None:
     assert nearer["realised_share"] == pytest.approx(0.4 / 0.5)
     for bound in (None, 0.996):
         assert clock.compare(seconds, dense, bound=bound)["realised_share"] is None
+
+
+def test_energy_is_measured_back_and_forth_behind_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The counter and the clock both go by calls."""
+    calls, ticks = list[str](), count()
+    monkeypatch.setattr(meters, "_counter", lambda: lambda: calls.count("row") + 3.0 * len(calls))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(meters, "time", SimpleNamespace(perf_counter=lambda: next(ticks)))
+    names = ("row", "dense")
+    line = meters.joules([lambda name=name: calls.append(name) for name in names], tokens=2)
+    assert line == {"joules_per_token": 2.0, "dense_joules_per_token": 1.5}
+    runs = [(name, len(list(run))) for name, run in groupby(calls)]
+    assert [name for name, _ in runs] == ["row", "dense", "row"]
+    # One call of each window is not counted.
+    assert [number % 10 for _, number in runs] == [1, 2, 1]

@@ -49,14 +49,6 @@ def test_sorted_equals_masked_forward_and_backward(
         torch.testing.assert_close(fast, slow, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_random_masks(seed: int) -> None:
-    rows, execute, scale = case(0.1 + 0.04 * seed, seed)
-    branch, other = branches(seed)
-    fast = dispatch(rows, execute, branch, other, scale)
-    torch.testing.assert_close(fast, dispatch_masked(rows, execute, branch, other, scale))
-
-
 def test_each_row_goes_through_exactly_one_branch() -> None:
     rows = torch.arange(5.0)[:, None].expand(5, 2)
     execute = torch.tensor([True, False, True, True, False])

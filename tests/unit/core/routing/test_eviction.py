@@ -144,17 +144,6 @@ def test_batched_generation_equals_one_by_one() -> None:
         assert torch.equal(alone, expected)
 
 
-@torch.no_grad()
-def test_packed_documents_do_not_see_each_other() -> None:
-    packed = torch.cat([IDS[0, :7], IDS[1, :5]])[None]
-    positions = torch.cat([torch.arange(7), torch.arange(5)])[None]
-    for dense in (False, True):
-        model = evicting(dense)
-        together = model(packed, position_ids=positions, use_cache=False).logits[0]
-        alone = [model(IDS[:1, :7]).logits[0], model(IDS[1:, :5]).logits[0]]
-        torch.testing.assert_close(together, torch.cat(alone), rtol=1e-5, atol=1e-5)
-
-
 def written_out(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, gates: Tensor
 ) -> Tensor:

@@ -24,6 +24,7 @@ from methods.core.routing.router import (
 )
 from tests.near import assert_near
 from tests.toys.models import CONFIGS, make_model
+from tests.unit.core.routing.test_eviction import evicting
 
 IDS = torch.arange(24).reshape(2, 12)
 
@@ -166,8 +167,9 @@ def test_padding_changes_nothing(kind: str, unit: str, side: str) -> None:
     assert torch.equal(router.seen[0].valid, mask.bool())
 
 
-def test_packed_documents_do_not_see_each_other() -> None:
-    model, _ = routed("llama", "ffn")
+@pytest.mark.parametrize("form", ["ffn", "evicting", "evicting-dense"])
+def test_packed_documents_do_not_see_each_other(form: str) -> None:
+    model = routed("llama", form)[0] if form == "ffn" else evicting(form == "evicting-dense")
     packed = torch.cat([IDS[0, :7], IDS[1, :5]])[None]
     positions = torch.cat([torch.arange(7), torch.arange(5)])[None]
     with torch.no_grad():
