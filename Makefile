@@ -21,7 +21,7 @@ AVX2 := ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 ONEDNN_MAX_CPU_ISA
 
 KERNELS := tests/unit/kernels $(wildcard tests/unit/methods/test_hero_kernels*.py)
 
-# Target -> what it does, from the comments that follow the names.
+# Prints the comments of the targets.
 help:
 	@sed -n 's/^\([a-z-]*\):[^#]*## /make \1\t/p' Makefile | expand -t 20
 
@@ -81,7 +81,7 @@ lock: $(VENV)/bin/python ## after a change of pins: installs the newest of what 
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c '$(NEWER)'
-	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
+	@$(PYTHON) -m venv $(VENV) || { rm -f $@; exit 1; }
 
 # The versions of the lock without its hashes, which are those of one platform's files. The environment
 # counts as ready only when every pin is installed; an interrupted install starts over.

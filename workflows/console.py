@@ -25,7 +25,7 @@ def main() -> None:
         print(usage())
         return
     if command in ("-V", "--version"):
-        print(f"skipbench {metadata.version('skipbench')}, commit {git('rev-parse', 'HEAD')}")
+        print(version())
         return
     if command not in COMMANDS:
         print(f"error: there is no command '{command}' ({', '.join(COMMANDS)})", file=sys.stderr)
@@ -34,6 +34,15 @@ def main() -> None:
     # A step's package sets what libraries read when they are imported.
     step = import_module(f"workflows.steps.{command}")
     step.run(step.main)
+
+
+def version() -> str:
+    """The version of the package and the commit of the checkout."""
+    try:
+        number = metadata.version("skipbench")
+    except metadata.PackageNotFoundError:
+        number = "(not installed)"
+    return f"skipbench {number}, commit {git('rev-parse', 'HEAD') or 'unknown'}"
 
 
 def usage() -> str:

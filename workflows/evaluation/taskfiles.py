@@ -130,15 +130,15 @@ def _collect(file: Path, folder: Path, files: dict[Path, Path]) -> None:
 def _collect_code(file: Path, folder: Path, files: dict[Path, Path]) -> None:
     """Add a Python file to ``files``, what it imports of the folder, and data that it may open.
 
-    Only names in its import statements are compared, and of data beside or below it the ending
-    (``.jsonl``) with what the code spells, so a file too many may be added.
+    Only names in its import statements are compared, and of data beside it, or in a folder beside
+    it, the ending (``.jsonl``) with what the code spells, so a file too many may be added.
     """
     if file.resolve() in files or not file.is_file():
         return
     files[file.resolve()] = file
     text = file.read_text("utf-8")
     endings = {*re.findall(r"\.\w+", text)} - {".py"}
-    for other in sorted(file.parent.rglob("*")):
+    for other in sorted(other for level in ("*", "*/*") for other in file.parent.glob(level)):
         if other.suffix in endings and other.is_file():
             files.setdefault(other.resolve(), other)
     lines = re.findall(r"^\s*(?:from|import)\s.*", text, re.M)

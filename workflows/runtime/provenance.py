@@ -97,7 +97,7 @@ def git(*arguments: str) -> str | None:
     """Output of git in the checkout; None outside git or if git fails.
 
     git does not look in parent folders: an installed copy may lie in another project's repository.
-    The checkout may belong to another user, as on a cluster.
+    The checkout may belong to another user, as on a cluster (git 2.38 or newer).
     """
     environment = os.environ | {"GIT_CEILING_DIRECTORIES": str(ROOT.parent)}
     try:

@@ -22,7 +22,7 @@ from workflows.evaluation.taskfiles import as_list, check_files
 from workflows.runtime.program import run, set_up_torch
 
 
-def named() -> tuple[list[str], list[str]]:
+def folders_and_tasks() -> tuple[list[str], list[str]]:
     """Folders of task files and tasks, of lm-eval's command line and of the file of `--config`.
 
     Raises:
@@ -67,7 +67,7 @@ def check_tasks(tasks: Sequence[str]) -> None:
 
 def main() -> None:
     """Register the model class and confine the tasks, then run lm-eval."""
-    folders, tasks = named()
+    folders, tasks = folders_and_tasks()
     check_tasks(tasks)
     for folder in folders:
         check_files(Path(folder))

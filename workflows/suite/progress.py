@@ -91,10 +91,11 @@ class TimeLeft:
 
     def __init__(self, suite: Suite, open_jobs: Callable[[], Iterable[Any]], at_once: int) -> None:
         self.suite, self.open_jobs, self.at_once = suite, open_jobs, at_once
-        self.costs, self.read_at = Costs(suite), monotonic()
+        self.costs: Costs | None = None
+        self.read_at = 0.0
 
     def __format__(self, log: str) -> str:
-        if monotonic() > self.read_at + FRESH:
+        if self.costs is None or monotonic() > self.read_at + FRESH:
             self.costs, self.read_at = Costs(self.suite), monotonic()
         costs = self.costs
         seconds = costs.expected(Path(log))

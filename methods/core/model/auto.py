@@ -12,14 +12,16 @@ from methods.core.model.pretrained import SkipbenchConfig
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-# Options of from_pretrained that every load here fulfils, or that the Auto class adds.
-FULFILLED = {
+# Options of from_pretrained that are so in every load here, or that the Auto class adds.
+ALWAYS_SO = {
     "adapter_kwargs", "local_files_only", "low_cpu_mem_usage", "trust_remote_code",
     "use_safetensors",
 }  # fmt: skip
+# The revision that lm-eval names for a folder too.
+DEFAULT_REVISION = "main"
 # What a config has from elsewhere than its file and the user.
-ADDED = {"dtype", "_name_or_path", "_commit_hash"}
-SPREADING = ("balanced", "balanced_low_0", "sequential")
+OTHER_SOURCES = {"dtype", "_name_or_path", "_commit_hash"}
+SEVERAL_DEVICES = ("balanced", "balanced_low_0", "sequential")
 
 
 class SkipbenchForCausalLM:
@@ -48,7 +50,7 @@ class SkipbenchForCausalLM:
             torch_dtype: The older name of ``dtype`` in transformers.
             device_map: None, one device, ``{"": device}`` or ``"auto"``.
             backbone: Where the dense backbone is now, if it was moved.
-            options: Of transformers; only those of ``FULFILLED`` may be set.
+            options: Of transformers; only those of ``ALWAYS_SO`` may be set.
 
         Raises:
             ValueError: An option would change the model, or the folder cannot be read.
@@ -60,8 +62,10 @@ class SkipbenchForCausalLM:
             raise ValueError(
                 f"{folder} is no folder here: a model of the hub is fetched first, by hf download"
             )
-        given = {name for name, value in options.items() if value is not None and name[0] != "_"}
-        refused = given - FULFILLED | _changes(config, folder)
+        if options.get("revision") == DEFAULT_REVISION:
+            del options["revision"]
+        names = {name for name, value in options.items() if value and name[0] != "_"}
+        refused = names - ALWAYS_SO | _changes(config, folder)
         if refused:
             raise ValueError(
                 f"{folder} loads as it was saved: option '{min(refused)}' is not supported"
@@ -85,8 +89,8 @@ def _changes(config: SkipbenchConfig | None, folder: str | Path) -> set[str]:
     if config is None:
         return set()
     stored = vars(SkipbenchConfig.from_pretrained(folder))
-    changed = {name for name, value in vars(config).items() if stored.get(name) != value} - ADDED
-    return {name.removeprefix("_").removesuffix("_internal") for name in changed}
+    changed = {name for name, value in vars(config).items() if stored.get(name) != value}
+    return {n.removeprefix("_").removesuffix("_internal") for n in changed - OTHER_SOURCES}
 
 
 def _device(device_map: Any) -> str:
@@ -99,7 +103,7 @@ def _device(device_map: Any) -> str:
         return "cuda" if torch.cuda.is_available() else "cpu"
     if isinstance(device_map, dict) and set(device_map) == {""}:
         device_map = device_map[""]
-    if isinstance(device_map, dict) or device_map in SPREADING:
+    if isinstance(device_map, dict) or device_map in SEVERAL_DEVICES:
         raise ValueError(f"device_map {device_map} spreads a model that goes to one device")
     if isinstance(device_map, int):
         return f"cuda:{device_map}"

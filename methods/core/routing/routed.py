@@ -96,7 +96,7 @@ class RoutedDecoder(nn.Module):
             past_key_values: Cache of earlier tokens.
             inputs_embeds: Embeddings (B, T, D) in place of ``input_ids``.
             use_cache: Whether to return a cache; None: as the config says, but not in training.
-                Where layers are recomputed there is none.
+                Where layers are recomputed there is no new one.
             kwargs: The fields of :class:`methods.core.routing.inputs.Options`; all else is handed
                 to every layer.
 
