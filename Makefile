@@ -21,6 +21,9 @@ AVX2 := ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 ONEDNN_MAX_CPU_ISA
 
 KERNELS := tests/unit/kernels $(wildcard tests/unit/methods/test_hero_kernels*.py)
 
+# An environment that was not made whole is made again.
+.DELETE_ON_ERROR:
+
 # Prints the comments of the targets.
 help:
 	@sed -n 's/^\([a-z-]*\):[^#]*## /make \1\t/p' Makefile | expand -t 20
@@ -81,7 +84,7 @@ lock: $(VENV)/bin/python ## after a change of pins: installs the newest of what 
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c '$(NEWER)'
-	@$(PYTHON) -m venv $(VENV) || { rm -f $@; exit 1; }
+	@$(PYTHON) -m venv $(VENV)
 
 # The versions of the lock without its hashes, which are those of one platform's files. The environment
 # counts as ready only when every pin is installed; an interrupted install starts over.

@@ -16,6 +16,7 @@ os.environ.update(
     PATH=os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")]),
 )
 
+from workflows.demo.presets import PRESETS
 from workflows.suite import inputs
 from workflows.suite import commands
 from workflows.suite.config import with_base

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import ast
 import sys
-from importlib import import_module, metadata
+from importlib import import_module
 from pathlib import Path
-
-from workflows.runtime.provenance import git
 
 COMMANDS = (
     "rows", "fetch", "task_data", "fit", "score", "fidelity", "texts", "report", "site", "explain",
@@ -38,6 +36,11 @@ def main() -> None:
 
 def version() -> str:
     """The version of the package and the commit of the checkout."""
+    # Not at the top: no command but this one needs them.
+    from importlib import metadata
+
+    from workflows.runtime.provenance import git
+
     try:
         number = metadata.version("skipbench")
     except metadata.PackageNotFoundError:

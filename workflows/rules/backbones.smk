@@ -30,7 +30,7 @@ rule train_backbone:
     input:
         watched(SUITE.world_code()),
     output:
-        directory("results/trained/{world,demo|small}"),
+        directory(f"results/trained/{{world,{'|'.join(PRESETS)}}}"),
     log:
         "results/logs/train_backbone/{world}.log",
     benchmark:

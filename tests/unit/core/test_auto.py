@@ -12,11 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from methods import load_model
 from methods.core.model.auto import SkipbenchForCausalLM
 from tests import steps
-
-
-@torch.no_grad()
-def logits(model: Any) -> torch.Tensor:
-    return model(torch.arange(12)[None]).logits
+from tests.toys.static import logits
 
 
 @pytest.fixture(scope="module")
