@@ -11,7 +11,7 @@ NEWER := import sys; sys.exit(sys.version_info < (3, 11) and "error: PYTHON=$(PY
 .PHONY: help demo test test-fast test-long test-cpus test-kernels test-lowest rehearsal slurm lock chaos
 
 # The tests that compute with torch, by folder (two of the files do not), and two stand-ins for other CPUs:
-# none of the vector instructions with two threads, and AVX2, for MKL and oneDNN as well.
+# none of the vector instructions with two threads (long tests too), and AVX2, for MKL and oneDNN as well.
 COMPUTES := tests/contract tests/reference tests/unit/core tests/unit/kernels tests/unit/methods \
 	tests/unit/evaluation tests/unit/demo --ignore tests/unit/evaluation/test_sandbox.py \
 	--ignore tests/unit/evaluation/test_stock.py
@@ -55,7 +55,7 @@ slurm: $(READY) ## a small demo on a SLURM cluster of one node; skips where none
 
 test-cpus: $(READY) ## tests that compute, as CPUs with fewer vector instructions
 	@$(RUN) $(PLAIN) pytest -m "" $(COMPUTES)
-	@$(RUN) $(AVX2) pytest -m "" $(COMPUTES)
+	@$(RUN) $(AVX2) pytest $(COMPUTES)
 
 # Kernels under Triton's interpreter and as compiled for two targets, run by tests/emulator. A CUDA build of torch brings
 # a Triton of its own.

@@ -1,4 +1,4 @@
-"""Deviation between seeds of trained rows, shown with suites that run one seed.
+"""Deviation between seeds of rows that train or draw, shown with suites that run one seed.
 
 It comes from a published suite with several seeds, whose folder is an option of the steps.
 """
@@ -118,21 +118,18 @@ def with_seed_deviation(
     tasks: Sequence[str],
     spread: SeedSpread | None,
 ) -> pd.DataFrame:
-    """The retain frame with ``seed_std``, in points, for trained rows that ran one seed.
+    """The retain frame with ``seed_std``, in points, for rows that train or draw and ran one seed.
 
     A deviation counts if it is of the same backbone, params and tasks of the Retain. Where none is
     known the note says so.
     """
-    trained_rows = {
-        (record.backbone.name, record.row)
-        for record in records
-        if record.fit is not None and record.fit.trained_parameters
-    }
+    of_seeds = {(record.backbone.name, record.row) for record in records if record.stochastic}
     known = {} if spread is None else spread.of(fits(records), tasks)
     deviations, notes = [], []
     for line in retain.to_dict("records"):
         deviation = known.get(_name(*(line[key] for key in KEYS)))
-        alone = line["seeds"] == 1 and (line["backbone"], line["row"]) in trained_rows
+        scored = line["seeds"] == 1 and pd.notna(line["retain"])
+        alone = scored and (line["backbone"], line["row"]) in of_seeds
         silent = ["between seeds: not known"] if alone and deviation is None else []
         deviations.append(deviation if alone else None)
         notes.append("; ".join(filter(None, [line["note"], *silent])))

@@ -91,7 +91,8 @@ def met(budget: float | None, skip: float, tolerance: float = TOLERANCE) -> bool
 def far_in_training(record: Record) -> dict[str, float]:
     """Kind of token -> its skip at the end of training, where that is far from the budget.
 
-    The threshold alone brought such a row to its budget, and it was not trained at that threshold.
+    Training reads other texts than the probe, on which the threshold is calibrated: either the row
+    skips otherwise there, or the threshold alone brought it to its budget.
     """
     skips = record.fit.trained_skip if record.fit is not None else None
     return {

@@ -188,7 +188,7 @@ def make_panels(
         choices = {line.name: line.choices for line in lines if line.done}
         heads = reference.first.headlines
         chances = {t: c for t in others if t in heads and (c := heads[t].chance) is not None}
-        measures = measure(runs, choices, samples, reference.name, others, chances)
+        measures = measure(runs, choices, samples, reference.name, others, tasks, chances)
         apart = distances({line.name: line.records for line in lines if line.done}, resamples)
         alone = {line.name for line in lines if line.one_seed}
         measures = replace(measures, samples=without_seeds(measures.samples, alone))

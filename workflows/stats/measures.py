@@ -13,6 +13,10 @@ Accuracy is Not All You Need, arXiv 2407.09141).
 Intervals use the resampled items of Retain (resample.py). The reference's lead over chance is
 resampled too. Where it falls below a quarter of its value, a quarter counts; ``small_leads`` says
 how often.
+
+Above chance may be over other tasks than Retain: over those of ``measure_tasks`` with signal. Then
+``above_chance_retain`` is the same over tasks of the Retain alone, so that a reader can tell a
+change of measure from a change of tasks.
 """
 
 from __future__ import annotations
@@ -25,11 +29,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from workflows.stats.resample import Run, by_line, resample_means
+from workflows.stats.resample import SEED, Run, by_line, resample_means
 from workflows.stats.retain import Floats, Scores
 from workflows.stats.sampling import Sample
 
-MEASURES = ABOVE, FLIPS, LOST, WON, CHANGED = "above_chance", "flips", "lost", "won", "changed"
+MEASURES = ABOVE, ABOVE_RETAIN, FLIPS, LOST, WON, CHANGED = (
+    "above_chance", "above_chance_retain", "flips", "lost", "won", "changed",
+)  # fmt: skip
 # A task has signal if the reference leads chance by more standard errors than this.
 ERRORS = 2.0
 # The smallest lead that a resample divides by, as a share of the lead.
@@ -46,12 +52,13 @@ class Measures:
     Args:
         samples: Measure -> line -> sample. A measure without a task is missing.
         tasks: Measure -> tasks of its mean.
-        small_leads: Share of the resamples in which a lead over chance was below a quarter.
+        small_leads: Form of Above chance -> share of the resamples in which a lead over chance was
+            below a quarter.
     """
 
     samples: Mapping[str, Mapping[str, Sample]]
     tasks: Mapping[str, Sequence[str]]
-    small_leads: float
+    small_leads: Mapping[str, float]
 
 
 def above_chance(scores: Scores, reference: Scores, chances: Mapping[str, float]) -> Floats:
@@ -95,30 +102,38 @@ def measure(
     samples: Mapping[str, Mapping[str, Sample]],
     reference: str,
     tasks: Sequence[str],
+    retain_tasks: Sequence[str],
     chances: Mapping[str, float],
-    seed: int = 0,
 ) -> Measures:
     """Every measure of every line.
 
     Args:
         lines: Name of a line -> its runs, each task -> item values (n,).
         choices: Name of a line -> the same runs, each task -> chosen answers (n,).
-        samples: Of :func:`workflows.stats.resample.bootstrap` with the same lines and seed.
+        samples: Of :func:`workflows.stats.resample.bootstrap` with the same lines and the seed that it has unless told.
         reference: The line that all are compared with. Items are compared with its first run.
         tasks: Those that may enter a mean.
+        retain_tasks: Those of the Retain.
         chances: Task -> score of a guess, where it is known.
-        seed: Of all draws.
     """
     runs = [run for line in lines.values() for run in line]
     answers = [run for line in choices.values() for run in line]
     base = {task: np.mean([run[task] for run in lines[reference]], axis=0) for task in tasks}
     right = [task for task in tasks if all(_is_binary(run[task]) for run in runs)]
+    signal = [t for t in tasks if t in chances and has_signal(base[t], chances[t])]
     used = {
-        ABOVE: [t for t in tasks if t in chances and has_signal(base[t], chances[t])],
+        ABOVE: signal,
+        ABOVE_RETAIN: [t for t in signal if t in retain_tasks],
         FLIPS: right, LOST: right, WON: right,
         CHANGED: [t for t in tasks if all(t in run for run in answers)],
     }  # fmt: skip
-    values, small = _above(lines, samples, reference, used[ABOVE], chances)
+    if used[ABOVE_RETAIN] == signal:
+        del used[ABOVE_RETAIN]
+    values: dict[str, tuple[Floats, Floats]] = {}
+    small: dict[str, float] = {}
+    for name in (n for n in (ABOVE, ABOVE_RETAIN) if used.get(n)):
+        points, drawn, small[name] = _above(lines, samples, reference, used[name], chances)
+        values[name] = points, drawn
     resamples = len(samples[tasks[0]][reference].draws)
     totals = {
         name: (np.zeros(len(runs)), np.zeros((len(runs), resamples)))
@@ -134,7 +149,7 @@ def measure(
             chosen = np.stack([run[task] for run in answers])
             items[CHANGED] = (chosen != choices[reference][0][task]).astype(np.float64)
         stacked = np.concatenate(list(items.values()))
-        means, _ = resample_means(stacked, base[task], resamples, seed, task)
+        means, _ = resample_means(stacked, base[task], resamples, SEED, task)
         for name, replicates in zip(items, np.split(means, len(items)), strict=True):
             for total, part in zip(
                 totals[name], (items[name].mean(axis=1), replicates), strict=True
@@ -143,7 +158,7 @@ def measure(
     values |= totals
     if right:
         values[FLIPS] = totals[LOST][0] + totals[WON][0], totals[LOST][1] + totals[WON][1]
-    samples_of = {n: by_line(lines, *values[n], seed, n) for n in used if n in values}
+    samples_of = {n: by_line(lines, *values[n], SEED, n) for n in used if n in values}
     return Measures(samples_of, used, small)
 
 
@@ -153,10 +168,8 @@ def _above(
     reference: str,
     tasks: Sequence[str],
     chances: Mapping[str, float],
-) -> tuple[dict[str, tuple[Floats, Floats]], float]:
+) -> tuple[Floats, Floats, float]:
     """Above chance of all runs (R,) and on resampled items (R, B); share of small leads."""
-    if not tasks:
-        return {}, 0.0
     base = {task: samples[task][reference].value for task in tasks}
     leads = {task: samples[task][reference].error.by_items - chances[task] for task in tasks}
     least = {task: LEAST * (base[task] - chances[task]) for task in tasks}
@@ -167,7 +180,7 @@ def _above(
         own = {task: samples[task][line] for task in tasks}
         points.append(above_chance({t: own[t].points for t in tasks}, base, chances))
         replicates.append(above_chance({t: own[t].replicates for t in tasks}, drawn, chances))
-    return {ABOVE: (np.concatenate(points), np.concatenate(replicates))}, float(small)
+    return np.concatenate(points), np.concatenate(replicates), float(small)
 
 
 def _is_binary(values: Floats) -> bool:

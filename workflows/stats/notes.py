@@ -22,7 +22,7 @@ def note(panel: Panel, line: Line) -> str:
     """The note of a line: budget, candidates, causality, one-way gates, code."""
     sentences = [
         missed(line, panel.retain_tasks),
-        _ended_training(line, panel.retain_tasks),
+        _ended_training(line),
         _off_on_texts(line),
     ]
     words = [sentence for sentence in sentences if sentence]
@@ -90,7 +90,7 @@ def _most(fractions: Sequence[float]) -> str:
     return most if least == most else f"up to {most}"
 
 
-def _ended_training(line: Line, retain_tasks: Sequence[str]) -> str:
+def _ended_training(line: Line) -> str:
     """Where training ended, in the run that ended farthest from its budget; else empty."""
     far = [(record, skips) for record in line.records if (skips := far_in_training(record))]
     if not far:
@@ -100,8 +100,7 @@ def _ended_training(line: Line, retain_tasks: Sequence[str]) -> str:
     of = {"pooled": "", "prompt": " of prompts", "answer": " of answer tokens"}
     text = " and ".join(f"{100 * skip:.1f} % skip{of[kind]}" for kind, skip in skips.items())
     if record.fit is not None and record.fit.threshold is not None:
-        met = "" if misses(record, retain_tasks) else " made the budget"
-        text += f", threshold {record.fit.threshold:.2f}{met}"
+        text += f", threshold {record.fit.threshold:.2f}"
     which = f" (worst of {len(far)} such runs)" if len(far) > 1 else _of(line, 1)
     return f"ended training at {text}{which}"
 

@@ -19,7 +19,7 @@ from workflows.stats.sampling import Sample, generator, sample_of, sampling_erro
 Run = Mapping[str, Floats]
 
 RETAIN = "retain"
-RESAMPLES = 10_000
+RESAMPLES, SEED = 10_000, 0
 # Entries of an array of counts: resamples are drawn in blocks, to bound memory.
 BLOCK = 4_000_000
 
@@ -29,7 +29,7 @@ def bootstrap(
     reference: str,
     retain_tasks: Sequence[str],
     resamples: int = RESAMPLES,
-    seed: int = 0,
+    seed: int = SEED,
 ) -> dict[str, dict[str, Sample]]:
     """Resample every task once for all lines.
 

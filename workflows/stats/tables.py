@@ -97,18 +97,19 @@ def measure_frame(panels: Sequence[Panel]) -> pd.DataFrame:
     """Every measure beside Retain, one line per row and measure; percent, KL in nats per token.
 
     Columns: backbone, target, match, row, title, measure (see measures.py and distances.py), value,
-    std (over seeds), low, high (95 % interval), tasks (of the mean), left_out (tasks of Retain that
-    the measure leaves out; of KL and agreement neither, which are over texts), small_leads (of
-    ``above_chance``: resamples that divided by a quarter of a lead).
+    std (over seeds), low, high (95 % interval), tasks (of the mean), left_out (tasks that may enter
+    and do not; of KL and agreement neither, which are over texts), small_leads (of Above chance:
+    resamples that divided by a quarter of a lead).
     """
     lines = []
     for panel in panels:
+        small = panel.measures.small_leads
         for name, by_line in panel.measures.samples.items():
             tasks = panel.measures.tasks[name]
             means = {
                 "tasks": ", ".join(tasks),
                 "left_out": ", ".join(t for t in panel.measure_tasks if t not in tasks),
-                "small_leads": 100 * panel.measures.small_leads if name == ABOVE else None,
+                "small_leads": 100 * small[name] if name in small else None,
             }
             lines += [_measure_line(n, name, by_line[n.name]) | means for n in panel.done]
         for name, by_line in panel.distances.items():

@@ -131,7 +131,7 @@ def test_notes_say_which_kind_of_token_missed_its_budget_in_how_many_runs(
         if line["row"] == "hero":
             expected = missed(of(runs, line), line["match"])
             assert expected or line["match"] == "pooled"
-            threshold = ", threshold 0.70 made the budget"
+            threshold = ", threshold 0.70"
             words = {"pooled": "0.2 % skip", "split": "0.2 % skip of prompts and "}[line["match"]]
             words += {"pooled": "", "split": "0.2 % skip of answer tokens"}[line["match"]]
             notes = [*expected, f"ended training at {words}{threshold} in 1 of 3 runs"]
@@ -164,7 +164,7 @@ def missed(records: list[dict[str, Any]], match: str) -> list[str]:
     ]
 
 
-def test_the_deviation_between_seeds_stands_beside_trained_rows_of_one_seed(site: Path) -> None:
+def test_the_deviation_between_seeds_stands_beside_rows_of_one_seed(site: Path) -> None:
     rows = set()
     for line in table(site, "retain"):
         silent = "between seeds: not known" in (line["note"] or "")

@@ -144,18 +144,18 @@ def with_training(threshold: float | None = 0.72, seed: int = 42, **ended: float
         (with_training(pooled=0.201), ""),
         (
             with_training(pooled=0.002),
-            "ended training at 0.2 % skip, threshold 0.72 made the budget",
+            "ended training at 0.2 % skip, threshold 0.72",
         ),
         (with_training(None, pooled=0.31), "ended training at 31.0 % skip"),
         (with_training(prompt=0.25, answer=0.299), ""),
         (
             with_training(prompt=0.1, answer=0.4),
             "ended training at 10.0 % skip of prompts and 40.0 % skip of answer tokens, "
-            "threshold 0.72 made the budget",
+            "threshold 0.72",
         ),
         (
             with_training(prompt=0.22, answer=0.4),
-            "ended training at 40.0 % skip of answer tokens, threshold 0.72 made the budget",
+            "ended training at 40.0 % skip of answer tokens, threshold 0.72",
         ),
         (
             with_training(pooled=0.002) | {"rates": rates(0.2)},
@@ -173,7 +173,7 @@ def test_of_several_runs_the_one_that_ended_farthest_off_is_told() -> None:
         with_training(0.9, seed=43, pooled=0.01),
         with_training(seed=44, pooled=0.25),
     ]
-    note = "ended training at 1.0 % skip, threshold 0.90 made the budget (worst of 2 such runs)"
+    note = "ended training at 1.0 % skip, threshold 0.90 (worst of 2 such runs)"
     assert frame(dense(), *runs)["note"].tolist() == ["", note]
 
 

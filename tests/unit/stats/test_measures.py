@@ -9,6 +9,7 @@ import pytest
 
 from workflows.stats.measures import (
     ABOVE,
+    ABOVE_RETAIN,
     CHANGED,
     FLIPS,
     LOST,
@@ -33,11 +34,11 @@ def arrays(values: dict[str, Any]) -> dict[str, Any]:
 
 def resampled(
     lines: Any, choices: Any, reference: str, tasks: list[str], chances: Any, resamples: int,
-    seed: int = 0,
+    of_retain: list[str] | None = None,
 ) -> Measures:  # fmt: skip
     """The measures of lines on the resampled items of their Retain."""
-    samples = bootstrap(lines, reference, tasks, resamples, seed)
-    return measure(lines, choices, samples, reference, tasks, chances, seed)
+    samples = bootstrap(lines, reference, tasks, resamples)
+    return measure(lines, choices, samples, reference, tasks, of_retain or tasks, chances)
 
 
 def tasks(values: Any) -> dict[str, Any]:
@@ -122,7 +123,26 @@ def test_above_chance_leaves_out_tasks_without_signal() -> None:
     assert value(measures, ABOVE) == pytest.approx(0.5)
     assert value(measures, ABOVE, "dense") == pytest.approx(1)
     assert CHANGED not in measures.samples
-    assert measures.small_leads == 0
+    assert measures.small_leads == {ABOVE: 0}
+
+
+def test_above_chance_over_tasks_of_retain_stands_beside_that_over_more() -> None:
+    dense, row = (
+        [arrays({"a": [1] * 40, "b": [1] * 40})],
+        [arrays({"a": [1, 0] * 20, "b": [1] * 40})],
+    )
+    chances = {"a": 0.25, "b": 0.5}
+
+    def of_retain(names: list[str]) -> Measures:
+        runs, nothing = {"dense": dense, "row": row}, {"dense": [{}], "row": [{}]}
+        return resampled(runs, nothing, "dense", ["a", "b"], chances, 50, of_retain=names)
+
+    measures = of_retain(["a"])
+    assert (measures.tasks[ABOVE], measures.tasks[ABOVE_RETAIN]) == (["a", "b"], ["a"])
+    assert value(measures, ABOVE) == pytest.approx((1 / 3 + 1) / 2)
+    assert value(measures, ABOVE_RETAIN) == pytest.approx(1 / 3)
+    assert ABOVE_RETAIN not in of_retain(["a", "b"]).samples
+    assert ABOVE_RETAIN not in of_retain(["c"]).samples
 
 
 def test_a_guess_is_zero_and_the_reference_is_one() -> None:
@@ -168,7 +188,7 @@ def test_small_leads_are_counted_and_bounded() -> None:
     draws = measures.samples[ABOVE]["row"].replicates
     # The lead is 0.533: below a quarter of it lie draws of at most 2 of 6 right.
     expected = sum(p for k, p in enumerate(binomial(6, 5 / 6)) if k <= 2)
-    assert measures.small_leads == pytest.approx(expected, abs=0.004)
+    assert measures.small_leads[ABOVE] == pytest.approx(expected, abs=0.004)
     assert np.abs(draws).max() < 4
 
 
@@ -202,7 +222,7 @@ def test_intervals_cover_the_truth() -> None:
         measures = resampled(
             {"dense": [tasks(dense)], "row": [tasks(row)]},
             {"dense": [tasks(0 * dense)], "row": [tasks(changed)]},
-            "dense", ["a", "b"], {"a": chance, "b": chance}, 400, trial,
+            "dense", ["a", "b"], {"a": chance, "b": chance}, 400,
         )  # fmt: skip
         for name, value in truth.items():
             low, high = interval(measures.samples[name]["row"].draws)
