@@ -210,7 +210,7 @@ def test_intervals_cover_the_truth() -> None:
         CHANGED: lost + won + other,
     }
     covered = dict.fromkeys(truth, 0)
-    for trial in range(trials):
+    for _ in range(trials):
         # Two tasks of 300 items: what decides dense, and what the row makes of it.
         draws = rng.random((2, 2, 300))
         dense = (draws[0] < right).astype(float)
