@@ -4,7 +4,7 @@ CORES ?= all
 VENV := .venv
 PINS := $(VENV)/.ready
 READY := $(VENV)/bin/skipbench
-PIP := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check
+PIP := PIP_USER=0 $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check
 RUN := PATH="$(CURDIR)/$(VENV)/bin:$$PATH"
 NEWER := import sys; sys.exit(sys.version_info < (3, 11) and "error: PYTHON=$(PYTHON) is older than Python 3.11")
 
@@ -66,11 +66,11 @@ test-kernels: $(READY) ## the GPU's kernels, in Triton's interpreter and an emul
 	@$(RUN) SKIPBENCH_EMULATE=90 pytest $(KERNELS) -k "twin or formulas or programs"
 	@$(RUN) SKIPBENCH_EMULATE=80 pytest $(KERNELS) -k "twin and bfloat16"
 
-test-lowest: ## with the lowest versions that pyproject.toml allows, in .venv-lowest
+test-lowest: ## with the lowest versions that pyproject.toml allows, in .venv-lowest; needs Python 3.11 (lowest numpy and pandas have no wheels for 3.13)
 	@$(PYTHON) -c '$(NEWER)'
 	@$(PYTHON) -m venv $(VENV)-lowest
 	@$(PYTHON) -m tests.lowest > $(VENV)-lowest/versions.txt
-	@$(VENV)-lowest/bin/python -m pip install --quiet --disable-pip-version-check \
+	@PIP_USER=0 $(VENV)-lowest/bin/python -m pip install --quiet --disable-pip-version-check \
 		--requirement $(VENV)-lowest/versions.txt
 	@$(VENV)-lowest/bin/python -m pytest tests/contract tests/unit/core tests/unit/evaluation tests/unit/report tests/unit/stats
 

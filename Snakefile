@@ -22,7 +22,7 @@ from workflows.suite import commands
 from workflows.suite.config import with_base
 from workflows.suite.jobs import check_again, read_suite
 from workflows.suite.progress import RunNames, TimeLeft, at_once
-from workflows.suite.show import opening
+from workflows.suite.plan_text import opening
 from workflows.report import FRAMES
 from workflows.runtime.contents import digest
 

@@ -121,6 +121,7 @@ from methods.core.surgery.layers import (
     NoAttention,
     NoFfn,
     add_output_biases,
+    head_and_channel_sizes,
     merge_layers,
     missing_biases,
     narrow,
@@ -129,7 +130,6 @@ from methods.core.surgery.layers import (
     remove_sublayers,
     replace_layers,
     sublayer_size,
-    unit_sizes,
 )
 from methods.core.surgery.layerwise import (
     LayerGradients,
@@ -138,17 +138,17 @@ from methods.core.surgery.layerwise import (
     observe,
 )
 from methods.core.surgery.sliced import (
+    absorb_output_basis,
     by_rows,
     ffn_writer,
     fuse_norms,
-    slice_stream,
+    slice_hidden_states,
     sliced_parameters,
-    write,
 )
 from methods.core.training.loop import Trainer, thin
 from methods.core.training.lora import Ranks, add_lora, lora_sizes, nearest_ranks
 from methods.core.training.losses import score_answers
-from methods.core.training.method import Lora, Plan, RoutedMethod
+from methods.core.training.method import LoraSpec, Plan, RoutedMethod
 from methods.core.training.objective import MATCH_KINDS
 from methods.core.training.packing import lay_out
 from methods.core.training.params import TrainingParams
@@ -157,22 +157,22 @@ from methods.core.training.processes import rank_and_world, sum_over_processes
 __all__ = [
     "ATTENTION", "DECISIONS", "FFN", "MATCH_KINDS", "MIXED_KINDS", "WRITERS", "Backbone", "Batch",
     "Candidates", "Context", "Controller", "Cost", "Data", "Derived", "Document", "Fitted",
-    "FixedWeight", "Gate", "Gates", "LayerGradients", "Lora", "Method", "NoAttention", "NoFfn",
+    "FixedWeight", "Gate", "Gates", "LayerGradients", "LoraSpec", "Method", "NoAttention", "NoFfn",
     "Part", "Penalty", "Plan", "Ranks", "Rates", "Request", "Round", "RoutedMethod", "Router",
     "SlimRouter", "Sublayer", "Target", "Tokens", "Trainer", "TrainingParams", "Unit", "Weight",
-    "WeightedDocuments", "Widths", "add_lora", "add_output_biases", "aim_of", "attention",
-    "attention_kinds", "attention_masks", "attention_norm", "attention_units", "batches",
-    "block_units", "by_rows", "calibrate", "calibrate_threshold", "candidate_layers", "check_least",
-    "check_protect", "count", "decide_gates", "decoder", "embedding_factor", "evicting_units",
-    "factor_of", "ffn", "ffn_entry", "ffn_norm", "ffn_units", "ffn_writer", "fuse_norms",
-    "generator", "gradient_reason", "greedy_passes", "greedy_rounds", "hashed_noise", "last_module",
-    "lay_out", "layer_gradients", "layers", "layers_alike", "layers_shortfall", "layers_to_remove",
-    "load_fitted", "logistic_noise", "lora_sizes", "mean_deviation", "merge_layers",
-    "missing_biases", "module_units", "narrow", "narrow_reason", "nearest", "nearest_ranks",
-    "norm_behind", "observe", "out_of_reach", "perplexities", "projection_weights", "projections",
-    "rank_and_world", "read_card", "read_json", "remove_layers", "remove_sublayers",
-    "replace_layers", "route", "routed_layers", "router_of", "sample_gates", "score_answers",
-    "seed_for", "shortfall", "slice_stream", "sliced_parameters", "squared_use", "sublayer_size",
-    "sum_over_processes", "task_weights", "thin", "uniform_hash", "unit_shares", "unit_sizes",
-    "unremovable", "weigh", "widths", "write",
+    "WeightedDocuments", "Widths", "absorb_output_basis", "add_lora", "add_output_biases", "aim_of",
+    "attention", "attention_kinds", "attention_masks", "attention_norm", "attention_units",
+    "batches", "block_units", "by_rows", "calibrate", "calibrate_threshold", "candidate_layers",
+    "check_least", "check_protect", "count", "decide_gates", "decoder", "embedding_factor",
+    "evicting_units", "factor_of", "ffn", "ffn_entry", "ffn_norm", "ffn_units", "ffn_writer",
+    "fuse_norms", "generator", "gradient_reason", "greedy_passes", "greedy_rounds", "hashed_noise",
+    "head_and_channel_sizes", "last_module", "lay_out", "layer_gradients", "layers", "layers_alike",
+    "layers_shortfall", "layers_to_remove", "load_fitted", "logistic_noise", "lora_sizes",
+    "mean_deviation", "merge_layers", "missing_biases", "module_units", "narrow", "narrow_reason",
+    "nearest", "nearest_ranks", "norm_behind", "observe", "out_of_reach", "perplexities",
+    "projection_weights", "projections", "rank_and_world", "read_card", "read_json",
+    "remove_layers", "remove_sublayers", "replace_layers", "route", "routed_layers", "router_of",
+    "sample_gates", "score_answers", "seed_for", "shortfall", "slice_hidden_states",
+    "sliced_parameters", "squared_use", "sublayer_size", "sum_over_processes", "task_weights",
+    "thin", "uniform_hash", "unit_shares", "unremovable", "weigh", "widths",
 ]  # fmt: skip

@@ -126,7 +126,7 @@ class Method(ABC):
     class Params:
         """Hyper-parameters; bad values raise ValueError.
 
-        Defaults are the paper's, but for those of training (``TrainingParams``), which all trained
+        Defaults are the paper's, except those of training (``TrainingParams``), which all trained
         rows share.
         """
 

@@ -20,7 +20,7 @@ from methods.api import (
     FixedWeight,
     Gate,
     Gates,
-    Lora,
+    LoraSpec,
     Penalty,
     Plan,
     Rates,
@@ -157,15 +157,15 @@ class DLLM(RoutedMethod):
 
     def router(
         self, backbone: Backbone, units: list[Unit], structure: Mapping[str, Any]
-    ) -> LayerRouter:
+    ) -> EvictingRouter:
         """A router per layer."""
         width, eps = int(backbone.config.hidden_size), float(backbone.config.rms_norm_eps)
-        return LayerRouter(units, width, eps, self.params, structure["seed"])
+        return EvictingRouter(units, width, eps, self.params, structure["seed"])
 
-    def lora(self) -> Lora:
+    def lora(self) -> LoraSpec:
         """On every layer."""
         rank, alpha = self.params.rank, self.params.lora_alpha
-        return Lora(MODULES[self.params.modules], rank, rank if alpha is None else alpha)
+        return LoraSpec(MODULES[self.params.modules], rank, rank if alpha is None else alpha)
 
     def skip_reason(self, backbone: Backbone, request: Request) -> str | None:
         """A sliding window, which excludes eviction, or too few routed layers for the budget."""
@@ -266,7 +266,7 @@ def ramp(progress: float) -> float:
     return math.sin(math.pi / 2 * progress)
 
 
-class LayerRouter(Router):
+class EvictingRouter(Router):
     """One router per routed layer, which reads the raw input of the layer.
 
     Args:

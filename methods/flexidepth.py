@@ -96,10 +96,12 @@ class FlexiDepth(RoutedMethod):
 
     def router(
         self, backbone: Backbone, units: list[Unit], structure: Mapping[str, Any]
-    ) -> LayerRouter:
+    ) -> FlexiDepthRouter:
         """A head and an adapter per layer."""
         norms = [attention_norm(layers(backbone.model)[unit.layer]) for unit in units[::2]]
-        return LayerRouter(units, backbone.config, self.params, structure["seed"], tuple(norms))
+        return FlexiDepthRouter(
+            units, backbone.config, self.params, structure["seed"], tuple(norms)
+        )
 
     def penalty(self, kind: str, target: Target | None, plan: Plan) -> Penalty:
         """The squared sum of gates; attention and FFN share one, which counts once."""
@@ -110,7 +112,7 @@ class FlexiDepth(RoutedMethod):
         return sum(1 - ran for ran in rates.executed[::2]) / rates.ledger.dense_layers
 
 
-class LayerRouter(SlimRouter):
+class FlexiDepthRouter(SlimRouter):
     """Decides on attention and FFN of a layer together, from its normed input, in float32.
 
     Args:

@@ -21,6 +21,7 @@ from methods.api import (
     Widths,
     check_least,
     gradient_reason,
+    head_and_channel_sizes,
     layer_gradients,
     layers,
     narrow,
@@ -28,7 +29,6 @@ from methods.api import (
     nearest,
     out_of_reach,
     projections,
-    unit_sizes,
     widths,
 )
 
@@ -192,7 +192,7 @@ class LLMPruner(Method):
     def _search(self, backbone: Backbone, span: range) -> tuple[list[int], Callable[[int], float]]:
         """The ratios that leave every layer something, in steps of 1 / GRID, and their skip."""
         layer = layers(backbone.model)[span.start]
-        size, (head, channel) = widths(layer), unit_sizes(layer)
+        size, (head, channel) = widths(layer), head_and_channel_sizes(layer)
 
         def skip_of(step: int) -> float:
             heads, channels = removals(size, step / GRID)
@@ -220,7 +220,7 @@ class LLMPruner(Method):
         """Importance of each key/value head and of each FFN channel of a layer."""
         signed = self.params.importance == "vectorize"
         # A channel is a row of most matrices, but a column of the two that write hidden states.
-        scores = {name: unit_scores(s, name in WRITERS, signed) for name, s in saliences}
+        scores = {name: row_scores(s, name in WRITERS, signed) for name, s in saliences}
         size = widths(layer)
         for name in ("q_proj", "o_proj"):
             scores[name] = fold(scores[name], size, self.params.gqa_fold)
@@ -262,7 +262,7 @@ def magnitudes(layer: nn.Module, power: int) -> Saliences:
         yield name, linear.weight.detach().float().abs() ** power
 
 
-def unit_scores(salience: Tensor, by_column: bool, signed: bool) -> Tensor:
+def row_scores(salience: Tensor, by_column: bool, signed: bool) -> Tensor:
     """One score per row, or per column, of a matrix: sum |s|, or |sum s| if ``signed``."""
     other = 0 if by_column else 1
     return salience.sum(other).abs() if signed else salience.abs().sum(other)

@@ -44,7 +44,7 @@ UNITS: Mapping[str, Callable[[nn.Module, Sequence[int]], list[Unit]]] = {
     "block": block_units,
 }
 # The controller is tuned to HeRo's penalty: its slope in a gate is twice the number of layers that
-# run. The slope of this penalty is 1, so its weight moves in larger units.
+# run. The slope of this penalty is 1, so its weight moves in larger steps.
 STEERED = 8.0
 
 
@@ -144,7 +144,7 @@ class MindSkip(RoutedMethod):
         """Controlled from 0, or param ``gradient_scale``."""
         if target is None:
             return FixedWeight(self.params.gradient_scale)
-        return Controller(target, 0.0, unit=STEERED)
+        return Controller(target, 0.0, gain=STEERED)
 
     def penalty(self, kind: str, target: Target | None, plan: Plan) -> Penalty:
         """The mean gates, added up over layers."""

@@ -21,6 +21,7 @@ from methods.api import (
     Method,
     Rates,
     Request,
+    absorb_output_basis,
     check_least,
     factor_of,
     ffn,
@@ -32,7 +33,6 @@ from methods.api import (
     observe,
     remove_layers,
     unremovable,
-    write,
 )
 
 
@@ -121,7 +121,7 @@ class ReplaceMe(Method):
         if removed:
             transform, curve = self._transform(model, data, first, number)
             with torch.no_grad():
-                write(ffn_writer(layers(model)[first]), transform.to(model.device))
+                absorb_output_basis(ffn_writer(layers(model)[first]), transform.to(model.device))
         change = transform - torch.eye(len(transform), dtype=torch.float64)
         decisions = {
             "scores": scores,

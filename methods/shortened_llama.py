@@ -151,9 +151,9 @@ class ShortenedLlama(Method):
         return remove_layers(backbone.model, structure["removed_layers"])
 
     def cost(self, backbone: Backbone, request: Request) -> Cost:
-        """A pass without each block (ppl), or forward, and each block again and backward (taylor).
+        """A pass without each layer (ppl), or forward, and each layer again and backward (taylor).
 
-        The states below a block are computed once, so that ppl takes less.
+        The states below a layer are computed once, so that ppl takes less.
         """
         params = self.params
         passes = {"ppl": backbone.layer_count, "taylor": 4, "magnitude": 0}[params.criterion]

@@ -14,7 +14,7 @@ from methods.api import (
     Context,
     FixedWeight,
     Gate,
-    Lora,
+    LoraSpec,
     Penalty,
     Plan,
     Rates,
@@ -128,12 +128,12 @@ class SkipGPT(RoutedMethod):
         """Two routers per layer."""
         return PairRouter(units, int(backbone.config.hidden_size), self.params, structure["seed"])
 
-    def lora(self) -> Lora | None:
+    def lora(self) -> LoraSpec | None:
         """None for RT; for Joint on queries and values."""
         rank, alpha = self.params.rank, self.params.lora_alpha
         if self.params.tuning == "RT":
             return None
-        return Lora(("q_proj", "v_proj"), rank, 2 * rank if alpha is None else alpha)
+        return LoraSpec(("q_proj", "v_proj"), rank, 2 * rank if alpha is None else alpha)
 
     def weight(self, target: Target | None) -> FixedWeight:
         """A fixed weight, because the penalty itself measures the distance to the target."""

@@ -109,7 +109,7 @@ class Sleb(Method):
         return remove_layers(backbone.model, structure["removed_layers"])
 
     def cost(self, backbone: Backbone, request: Request) -> Cost:
-        """A search over the unprotected blocks."""
+        """A search over the unprotected layers."""
         params, free = self.params, len(self._unprotected(backbone.layer_count))
         rounds, _ = layers_to_remove(backbone, request.budget, params.layers, free)
         return Cost(greedy_passes(free, rounds), texts=params.samples, length=params.length)

@@ -33,7 +33,7 @@ from methods.api import (
     nearest,
     norm_behind,
     out_of_reach,
-    slice_stream,
+    slice_hidden_states,
     sliced_parameters,
 )
 
@@ -132,14 +132,14 @@ class SliceGPT(Method):
             "budget_search": trace,
             "eigenvalues": eigenvalues,
         }
-        return Fitted(slice_stream(model, cuts), structure, decisions)
+        return Fitted(slice_hidden_states(model, cuts), structure, decisions)
 
     def build(self, backbone: Backbone, structure: Mapping[str, Any]) -> nn.Module:
         """The sliced shape; a file fills in its weights."""
         model = fuse_norms(backbone.model)
         options: dict[str, Any] = {"dtype": torch.float64, "device": model.device}
         full = model.config.hidden_size
-        return slice_stream(
+        return slice_hidden_states(
             model, (torch.eye(full, w, **options) for w in _widths(backbone, structure))
         )
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from methods import discover
 from workflows import ROOT
+from workflows.runtime import provenance
 
 CONTRACT = ROOT / "tests/contract/test_contract.py"
 # One static row and one dynamic row.
@@ -22,8 +23,7 @@ ALWAYS = {"shortgpt", "mindskip"}
 
 def git(*words: str) -> list[str]:
     """The lines that a command of git prints; none if it fails."""
-    done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True)
-    return done.stdout.splitlines() if done.returncode == 0 else []
+    return (provenance.git(*words) or "").splitlines()
 
 
 def changed_files() -> list[Path]:

@@ -9,7 +9,7 @@ import pandas as pd
 
 from workflows.report.published import SOURCE
 from workflows.runtime.provenance import code_hash
-from workflows.stats.tables import protocol_column
+from workflows.stats.frames import protocol_column
 from workflows.suite.jobs import Suite
 
 

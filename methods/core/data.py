@@ -38,6 +38,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerBase
 
 from methods.core.chat import assistant_turns, conversation
@@ -303,11 +304,9 @@ def task_weights(documents: Sequence[Document]) -> dict[str, float]:
 def batches(documents: Sequence[Document], batch_size: int) -> Iterator[Batch]:
     """Right-padded batches in the given order; pads hold id 0."""
     for start in range(0, len(documents), batch_size):
-        part = [document.ids for document in documents[start : start + batch_size]]
-        length = max(map(len, part))
-        ids = torch.zeros(len(part), length, dtype=torch.int64)
-        valid = torch.zeros(len(part), length, dtype=torch.bool)
-        for row, tokens in enumerate(part):
-            ids[row, : len(tokens)] = torch.tensor(tokens)
-            valid[row, : len(tokens)] = True
-        yield Batch(ids, valid)
+        part = [
+            torch.tensor(document.ids, dtype=torch.int64)
+            for document in documents[start : start + batch_size]
+        ]
+        valid = [torch.ones_like(ids, dtype=torch.bool) for ids in part]
+        yield Batch(*(pad_sequence(each, batch_first=True) for each in (part, valid)))

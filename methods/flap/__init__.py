@@ -19,13 +19,13 @@ from methods.api import (
     Rates,
     Request,
     add_output_biases,
+    head_and_channel_sizes,
     layers,
     missing_biases,
     narrow,
     narrow_reason,
     projections,
     shortfall,
-    unit_sizes,
     widths,
 )
 from methods.flap.statistics import Statistics, fluctuations
@@ -167,7 +167,7 @@ class FLAP(Method):
 
     def _skip(self, backbone: Backbone, heads: int, channels: int) -> float:
         """The skip when so many heads and channels are removed, less the new biases."""
-        head, channel = unit_sizes(layers(backbone.model)[0])
+        head, channel = head_and_channel_sizes(layers(backbone.model)[0])
         added = 0
         if self.params.compensate:
             added = sum(linear.out_features for linear in missing_biases(backbone.model))
@@ -259,7 +259,7 @@ def choose(units: Units, ratio: float, structure: str, remove_heads: int) -> Cut
         fewer = int(ratio * whole - fewer_heads * units.weight)
     if structure == "AL-MM":
         heads, channels = heads.view(1, -1), channels.view(1, -1)
-    removed = lowest(heads, fewer_heads), lowest(channels, fewer)
+    removed = mark_lowest(heads, fewer_heads), mark_lowest(channels, fewer)
     return Cut(removed[0].view(total, per_layer), removed[1].view(total, width), None)
 
 
@@ -281,7 +281,7 @@ def keep_best(scores: Tensor) -> Tensor:
     return scores.scatter(1, scores.argmax(1, keepdim=True), torch.inf)
 
 
-def lowest(scores: Tensor, number: int) -> Tensor:
+def mark_lowest(scores: Tensor, number: int) -> Tensor:
     """Mark the ``number`` lowest finite scores of each row (m, n); bool."""
     order = scores.argsort(dim=1, stable=True)
     free = int(scores.isfinite().sum(1).min())

@@ -13,7 +13,7 @@ from methods.api import (
     Backbone,
     Candidates,
     Data,
-    Lora,
+    LoraSpec,
     Penalty,
     Plan,
     Request,
@@ -138,10 +138,10 @@ class Hero(RoutedMethod):
         make = ffn_units if self.params.unit == "ffn" else module_units
         return make(backbone.model, layers)
 
-    def lora(self) -> Lora | None:
+    def lora(self) -> LoraSpec | None:
         """None, or on queries and values if param ``lora_rank`` says so."""
         rank = self.params.lora_rank
-        return Lora(("q_proj", "v_proj"), rank, 2 * rank) if rank else None
+        return LoraSpec(("q_proj", "v_proj"), rank, 2 * rank) if rank else None
 
     def prepare(self, backbone: Backbone, data: Data, plan: Plan) -> None:
         """Note what a control takes in place of gates.

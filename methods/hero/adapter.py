@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from methods.kernels.weights import AdapterWeights
+from methods.kernels.operands import AdapterWeights
 
 
 class Adapter(nn.Module):

@@ -7,7 +7,7 @@ the tensors:
     [z ; l]                          =  wide hbar
     [q ; k ; answers v ; 1 ; n ; h]  =  (readers encoder) SiLU(y) + bias
 
-Names are as in ``methods/hero/weights.py``. The memory holds ``answers v`` in place of v: c is a
+Names are as in ``methods/hero/merged.py``. The memory holds ``answers v`` in place of v: c is a
 mean of the v, and [n' ; h'] is the same mean of ``answers v``. Torch makes the two products, so
 that its number of threads applies to them. Vectors are float32, single numbers are Python floats.
 """
@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn.functional import linear, silu
 
 from methods.api import Gate
-from methods.hero.weights import Array, HostWeights
+from methods.hero.merged import Array, HostWeights
 from methods.kernels.hero.formulas import EPS, TEMPERATURE
 
 

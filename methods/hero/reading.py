@@ -11,7 +11,7 @@ from torch.nn.functional import linear
 from methods.api import Derived
 from methods.hero.heads import cosine
 from methods.hero.memory import Memory
-from methods.hero.weights import MergedWeights
+from methods.hero.merged import MergedWeights
 from methods.kernels.hero.streams import read_streams
 
 # A root has no slope at zero, so a smaller squared length counts as this one. Any delta that moves

@@ -18,14 +18,14 @@ from methods.api import Context, Gate, Router, Tokens, Unit
 from methods.hero.adapter import Adapter
 from methods.hero.heads import LOCAL, TWINS, Sizes, cosine, history_parameters, mlp, mlp_parameters
 from methods.hero.host import HostSteps
-from methods.hero.reading import PathState, Reading, read_by_kernels, read_plainly
-from methods.hero.weights import (
+from methods.hero.merged import (
     HostWeights,
     MergedWeights,
     host_weights,
     kernel_weights,
     merge,
 )
+from methods.hero.reading import PathState, Reading, read_by_kernels, read_plainly
 from methods.kernels.choose import use_device, use_host, use_streams
 from methods.kernels.hero.formulas import (
     HIDDEN_OUT,
@@ -36,8 +36,8 @@ from methods.kernels.hero.formulas import (
     Variant,
     phi,
 )
+from methods.kernels.hero.operands import KernelWeights
 from methods.kernels.hero.router import KernelSteps, router_workspace
-from methods.kernels.hero.weights import KernelWeights
 
 
 class Trace(NamedTuple):

@@ -26,7 +26,7 @@ from transformers.models.llama.modeling_llama import rotate_half
 
 from methods.kernels.choose import MOST_ROWS, use_triton
 from methods.kernels.decode import check_tensors
-from methods.kernels.weights import AttentionStep, AttentionWeights, AttentionWorkspace
+from methods.kernels.operands import AttentionStep, AttentionWeights, AttentionWorkspace
 
 # The columns of a cache are divided so that about this many programs read, two per multiprocessor
 # of a large GPU. It is a constant, so that sums do not depend on the device.

@@ -23,7 +23,7 @@ from methods.kernels.decode_triton import (
     tile_of,
 )
 from methods.kernels.launch import Launch
-from methods.kernels.weights import AttentionCache, AttentionStep
+from methods.kernels.operands import AttentionCache, AttentionStep
 
 # Bytes of keys, and of values, that a program reads at a time; the most columns at a time.
 BYTES = 8192

@@ -21,13 +21,13 @@ from torch import Tensor
 from torch.nn.functional import linear, silu
 
 from methods.kernels.choose import MOST_ROWS, available, use_triton
-from methods.kernels.weights import AdapterWeights, DecodeWorkspace, FfnStep, FfnWeights
+from methods.kernels.operands import AdapterWeights, DecodeWorkspace, FfnStep, FfnWeights
 
 
 def decode_workspace(
     batch: int, ffn: FfnWeights, adapter: AdapterWeights | None = None
 ) -> DecodeWorkspace:
-    """The workspace for ``batch`` rows; blocks of one width share it."""
+    """The workspace for ``batch`` rows; FFNs of one width share it."""
     return DecodeWorkspace(
         ffn.gate.new_empty(batch, len(ffn.gate)),
         None if adapter is None else adapter.down.new_empty(batch, len(adapter.down)),

@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from methods.kernels.launch import Launch
-from methods.kernels.weights import AdapterWeights, DecodeWorkspace, FfnStep, FfnWeights
+from methods.kernels.operands import AdapterWeights, DecodeWorkspace, FfnStep, FfnWeights
 
 
 class Tile(NamedTuple):

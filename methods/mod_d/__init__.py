@@ -16,7 +16,7 @@ from methods.api import (
     Data,
     FixedWeight,
     Gate,
-    Lora,
+    LoraSpec,
     Penalty,
     Plan,
     Rates,
@@ -137,14 +137,14 @@ class MoDD(RoutedMethod):
         router.levels = structure["levels"]
         return router
 
-    def lora(self) -> Lora:
+    def lora(self) -> LoraSpec:
         """On queries and values of every layer."""
         rank, alpha = self.params.rank, self.params.lora_alpha
-        return Lora(("q_proj", "v_proj"), rank, 2 * rank if alpha is None else alpha)
+        return LoraSpec(("q_proj", "v_proj"), rank, 2 * rank if alpha is None else alpha)
 
     def skip_reason(self, backbone: Backbone, request: Request) -> str | None:
         """No layer to route, no budget or one out of reach, or answers that compete with others."""
-        split = self.asked(request).match == "split"
+        split = self.effective_request(request).match == "split"
         divided = ["param 'micro_tokens'"] if self.params.micro_tokens else []
         divided += ["several processes"] if rank_and_world()[1] > 1 else []
         if split and self.params.inference == "topk":

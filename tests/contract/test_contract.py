@@ -179,7 +179,7 @@ def test_another_or_a_missing_backbone_is_refused(row: str, runs: Runs, tmp_path
     other = make_backbone(tmp_path / "other", seed=5)
     with pytest.raises(ValueError, match="is another backbone"):
         load_model(folder, other)
-    with pytest.raises(ValueError, match="say where it is"):
+    with pytest.raises(ValueError, match="name its folder"):
         load_model(folder, tmp_path / "gone")
     same = shutil.copytree(runs.backbones["llama"], tmp_path / "same")
     assert torch.equal(logits(load_model(folder, same)), logits(load_model(folder)))

@@ -33,10 +33,9 @@ from workflows.evaluation.score import score
 from workflows.evaluation.tasklist import parse_tasks
 from workflows.evaluation.tasknames import OWN_TASKS, check_names
 from workflows.report.figures.data import run_frames
-from workflows.report.frames import make_frames
 from workflows.report.page import page, source
 from workflows.report.results import read_results
-from workflows.report.tables import make_tables
+from workflows.report.tables import make_frames, make_tables
 from workflows.steps.data import read_source
 from workflows.suite import commands
 from workflows.suite.config import read_configs

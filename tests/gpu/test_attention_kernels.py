@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from methods.kernels.attention import attention_workspace, routed_attention_decode
-from methods.kernels.weights import AttentionCache, AttentionStep, AttentionWeights
+from methods.kernels.operands import AttentionCache, AttentionStep, AttentionWeights
 
 pytestmark = [
     pytest.mark.gpu,

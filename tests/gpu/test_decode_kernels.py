@@ -7,11 +7,11 @@ import torch
 
 from methods.core.routing.router import Unit
 from methods.hero.heads import Sizes
+from methods.hero.merged import kernel_weights, merge
 from methods.hero.router import HeroRouter
-from methods.hero.weights import kernel_weights, merge
 from methods.kernels.decode import decode_workspace, routed_ffn_decode
 from methods.kernels.hero.router import router_step, router_workspace
-from methods.kernels.weights import AdapterWeights, FfnStep, FfnWeights
+from methods.kernels.operands import AdapterWeights, FfnStep, FfnWeights
 
 pytestmark = [
     pytest.mark.gpu,

@@ -7,8 +7,8 @@ import torch
 
 from methods.core.routing.router import Unit
 from methods.hero.heads import Sizes
+from methods.hero.merged import kernel_weights, merge
 from methods.hero.router import HeroRouter
-from methods.hero.weights import kernel_weights, merge
 from methods.kernels.hero.router import router_step, router_workspace
 
 pytestmark = [

@@ -8,7 +8,7 @@ import torch
 
 from methods.core.model.shapes import SHAPES
 from methods.kernels.attention import attention_workspace
-from methods.kernels.weights import AttentionCache, AttentionStep, AttentionWeights
+from methods.kernels.operands import AttentionCache, AttentionStep, AttentionWeights
 from tests.compiled import Case
 
 NAMES = ("llama31_8b", "llama2_7b", "llama2_13b")

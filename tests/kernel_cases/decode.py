@@ -9,7 +9,7 @@ import torch
 
 from methods.core.model.shapes import SHAPES
 from methods.kernels.decode import decode_workspace
-from methods.kernels.weights import AdapterWeights, FfnStep, FfnWeights
+from methods.kernels.operands import AdapterWeights, FfnStep, FfnWeights
 from tests.compiled import Case
 
 Form = Literal["bottleneck", "slim", "none"]

@@ -9,8 +9,8 @@ import torch
 from methods.core.model.shapes import SHAPES
 from methods.core.routing.router import Unit
 from methods.hero.heads import Sizes
+from methods.hero.merged import kernel_weights, merge
 from methods.hero.router import HeroRouter
-from methods.hero.weights import kernel_weights, merge
 from methods.kernels.choose import MOST_ROWS
 from methods.kernels.hero.formulas import Variant
 from methods.kernels.hero.router import router_workspace

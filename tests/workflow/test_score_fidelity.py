@@ -14,7 +14,7 @@ from tests import steps
 from tests.toys.texts import write_jsonl
 from tests.workflow.conftest import toy_checkout
 from workflows.evaluation.fidelity import reference_of
-from workflows.evaluation.store import FIDELITY
+from workflows.evaluation.store import FIDELITY_FILE
 from workflows.records.parts import Distance, Fidelity
 
 SHORT = {"updates": 2, "batch_tokens": 256, "row_length": 64}
@@ -93,7 +93,7 @@ def test_it_is_measured_again_only_if_something_that_it_follows_from_changed(
 ) -> None:
     out = tmp_path / "record.json"
     first = score(llama, texts, out, "--reference", llama)
-    kept = out.with_suffix(".tasks") / FIDELITY
+    kept = out.with_suffix(".tasks") / FIDELITY_FILE
     before = kept.stat().st_mtime_ns
     other = texts.with_name("other.txt")
     other.write_text("w9 w8 w7")

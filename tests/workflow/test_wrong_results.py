@@ -87,7 +87,7 @@ CASES: dict[str, tuple[Edit, str]] = {
     "damaged items": (damaged_items, "arquet"),
     "one run twice": (twins, "are records of one run; name one folder"),
     "a task less": (one_task_less, "'hero at 25 %' was not scored on task 'right'"),
-    "nothing solved": (nothing_solved, "'dense' on 'toy' solves nothing, so no Retain is"),
+    "nothing solved": (nothing_solved, "'dense' on 'toy' solves nothing, so there is no Retain"),
     "suite": (not_json, "suite.json is not valid JSON"),
 }
 

@@ -47,7 +47,7 @@ SUMS = {
 
 
 @dataclass(frozen=True)
-class Fidelity:
+class Comparison:
     """What was measured over some texts.
 
     Args:
@@ -145,7 +145,9 @@ def identity(
     }
 
 
-def compare(loaded: Loaded, reference: Path, texts: Path, length: int, batch_size: int) -> Fidelity:
+def compare_with_dense(
+    loaded: Loaded, reference: Path, texts: Path, length: int, batch_size: int
+) -> Comparison:
     """Load the dense model, read the texts, measure.
 
     Args:
@@ -173,7 +175,7 @@ def measure(
     ledger: Ledger,
     documents: Sequence[Document],
     batch_size: int = 16,
-) -> Fidelity:
+) -> Comparison:
     """Compare a model with its dense reference on documents.
 
     Args:
@@ -214,7 +216,7 @@ def measure(
     if not tallies["all"].tokens:
         raise ValueError("no document has a next token to compare at")
     kinds = [kind for kind in SUMS if tallies[kind].tokens]
-    return Fidelity(
+    return Comparison(
         _hash(documents),
         {kind: pd.DataFrame(torch.cat(lines[kind]), columns=SUMS[kind]) for kind in kinds},
         {kind: tallies[kind].rates().skip for kind in kinds},

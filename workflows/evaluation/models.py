@@ -10,10 +10,15 @@ from methods.base import Request
 from methods.core.model.backbone import Backbone, load_backbone
 from methods.core.model.card import CARD, Card, read_card
 from methods.core.model.checkpoint import Loaded, backbone_places, describe, load
-from methods.core.model.folder import INDEX
-from methods.core.model.folder import WEIGHTS as WHOLE
+from methods.core.model.folder import INDEX, WEIGHTS
 from methods.core.model.ledger import Ledger
-from workflows.runtime.contents import SETTINGS, TOKENIZER, WEIGHTS, Contents, model_files
+from workflows.runtime.contents import (
+    SETTINGS_FILES,
+    TOKENIZER_FILES,
+    WEIGHTS_FILES,
+    Contents,
+    model_files,
+)
 
 # What a card says of its backbone and what changes no number.
 LABELS = ("path", "relative_path", "revision")
@@ -75,16 +80,17 @@ def model_identity(
         dense = {key: value for key, value in vars(fit.backbone).items() if key not in LABELS}
         facts.append([fit.row, fit.params, fit.structure, dense])
     # The card has the hash of the backbone's weights, and loading has compared it with them.
-    weights = model_files(folder, *WEIGHTS) if (folder / CARD).is_file() else []
+    weights = model_files(folder, *WEIGHTS_FILES) if (folder / CARD).is_file() else []
     settings = [
-        model_files(place, *SETTINGS, *TOKENIZER) for place in _folders(folder, backbone, card)
+        model_files(place, *SETTINGS_FILES, *TOKENIZER_FILES)
+        for place in _folders(folder, backbone, card)
     ]
     return [facts, contents.of(weights), *map(contents.of, settings)]
 
 
 def _folders(folder: Path, backbone: Path | None, card: Card) -> list[Path]:
     """A model's folder and, unless it has all weights, the folder of its backbone."""
-    if any((folder / name).is_file() for name in (WHOLE, INDEX)):
+    if any((folder / name).is_file() for name in (WEIGHTS, INDEX)):
         return [folder]
     places = backbone_places(folder, card, backbone)
     return [folder, *[place for place in places if (place / "config.json").is_file()][:1]]

@@ -62,7 +62,7 @@ class Answer(NamedTuple):
     ids: list[int]
 
 
-class Row(NamedTuple):
+class PassRow(NamedTuple):
     """A row of a pass.
 
     Args:
@@ -125,7 +125,7 @@ def _cache_answer(lm: Counting, request: Request, result: tuple[float, bool]) ->
         lm.cache_hook.add_partial("loglikelihood", texts, result)
 
 
-def by_context(requests: Sequence[Request], max_length: int) -> list[Row]:
+def by_context(requests: Sequence[Request], max_length: int) -> list[PassRow]:
     """Every distinct context, the longest first, with its answers.
 
     As in lm-eval, a context and its answer without the last token are cut from the left to
@@ -144,7 +144,7 @@ def by_context(requests: Sequence[Request], max_length: int) -> list[Row]:
     if cut:
         eval_logger.warning(f"{cut} contexts are cut from the left to {max_length} tokens")
     ordered = sorted(rows, key=lambda context: (-len(context), context))
-    return [Row(list(context), rows[context]) for context in ordered]
+    return [PassRow(list(context), rows[context]) for context in ordered]
 
 
 def check_lengths(context: int, answer: int, max_length: int) -> None:
@@ -165,12 +165,12 @@ def check_lengths(context: int, answer: int, max_length: int) -> None:
         )
 
 
-def continuations(context: Row) -> list[Row]:
+def continuations(context: PassRow) -> list[PassRow]:
     """The rows that run after a context: its answers without their last tokens.
 
     An answer that is the beginning of another one has no row of its own.
     """
-    rows: list[Row] = []
+    rows: list[PassRow] = []
     longer = [answer for answer in context.answers if len(answer.ids) > 1]
     # In this order the beginnings of a sequence follow directly after it.
     for answer in sorted(longer, key=lambda answer: answer.ids[:-1], reverse=True):
@@ -178,11 +178,11 @@ def continuations(context: Row) -> list[Row]:
         if rows and rows[-1].ids[: len(ids)] == ids:
             rows[-1].answers.append(answer)
         else:
-            rows.append(Row(ids, [answer]))
+            rows.append(PassRow(ids, [answer]))
     return rows
 
 
-def _score(lm: Counting, contexts: list[Row], size: int) -> Iterator[TokenScore]:
+def _score(lm: Counting, contexts: list[PassRow], size: int) -> Iterator[TokenScore]:
     """Run a batch of contexts, then their answers, ``size`` rows at a time."""
     following = [(n, row) for n, context in enumerate(contexts) for row in continuations(context)]
     ids, valid = _pad(contexts, left=True)
@@ -266,7 +266,7 @@ def _token_scores(
         yield from map(TokenScore, numbers.tolist(), values.tolist(), best.tolist())
 
 
-def _pad(rows: Sequence[Row], left: bool) -> tuple[Tensor, Tensor]:
+def _pad(rows: Sequence[PassRow], left: bool) -> tuple[Tensor, Tensor]:
     """Ids (B, T), 0 on pads; mask (B, T), True on tokens."""
     parts = [torch.tensor(row.ids) for row in rows]
     side = "left" if left else "right"

@@ -27,12 +27,12 @@ from workflows.runtime.contents import Contents
 from workflows.runtime.files import whole_file, write_json
 
 # A file beside the scores: hashes of large files, which need not be read again.
-HASHES = ".contents.json"
+HASHES_FILE = ".contents.json"
 # Another one: the distance from the dense model.
-FIDELITY = ".fidelity.json"
+FIDELITY_FILE = ".fidelity.json"
 
 
-def kept(
+def stored_value(
     file: Path, identity: Mapping[str, Any], make: Callable[[], dict[str, Any]]
 ) -> dict[str, Any]:
     """The value in a file if it was made from the same ``identity``; else made and written there.

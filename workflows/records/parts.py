@@ -177,7 +177,7 @@ class Fit:
 
     Args:
         seconds: Time of the fit.
-        peak_memory_mb: Of the process, or of the GPU.
+        peak_memory_mb: Of the process, or of the GPU (2^20 bytes).
         device: Where it ran.
         threads: Of torch.
         cpu_capability: The instruction set that torch used.
@@ -224,7 +224,7 @@ class Evaluation:
         device: Where it ran.
         threads: Of torch.
         seconds: Time of scoring.
-        peak_memory_mb: Of the process, or of the GPU.
+        peak_memory_mb: Of the process, or of the GPU (2^20 bytes).
     """
 
     batch_size: int = 0

@@ -150,3 +150,8 @@ class Record:
     def headlines(self) -> dict[str, Score]:
         """Task -> the score of its headline metric."""
         return {score.task: score for score in self.scores if score.primary}
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What is unique for each run: backbone, row, budget, protocol, seed."""
+        return self.backbone.name, self.row, self.budget, self.match, self.seed

@@ -1,4 +1,4 @@
-"""Sentences on records of one table that differ in settings, code or machine."""
+"""Sentences on what tables lack, and on records that differ in settings, code or machine."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from workflows.records.record import Record
-from workflows.report.results import Results, gaps
+from workflows.report.results import Results, counted_tasks, falling_tasks
 from workflows.stats.folders import shared_panels
 from workflows.stats.lines import Panel
 
@@ -20,9 +20,53 @@ CODE, FITTED = "code of ", " when fitted"
 Mixtures = dict[str, dict[Any, list[str]]]
 
 
-def remarks(results: Results) -> list[str]:
+def all_cautions(results: Results) -> list[str]:
     """All sentences on the tables of a suite: what they lack, and what differs in them."""
-    return [*gaps(results), *part_cautions(results.configs), *cautions(results.records)]
+    return [*gap_cautions(results), *part_cautions(results.configs), *cautions(results.records)]
+
+
+def gap_cautions(results: Results) -> list[str]:
+    """Sentences on what tables lack: runs without a record, and tasks that do not count."""
+    sentences = [f"No record yet: {', '.join(results.missing)}."] if results.missing else []
+    if results.outdated:
+        sentences.append(f"Of other params than the suite has now: {', '.join(results.outdated)}.")
+    if results.other_models:
+        files = ", ".join(results.other_models)
+        sentences.append(
+            f"Times of an earlier model are left out: {files}; delete them to time again."
+        )
+    if results.incomplete:
+        sentences.append(
+            f"Not all cases were timed (see the logs): {', '.join(results.incomplete)}."
+        )
+    every = [*results.records, *results.repeats]
+    rows: dict[tuple[str, str], list[str]] = {}
+    for record in every:
+        for missing in record.not_run:
+            rows.setdefault((missing.task, missing.reason), []).append(record.row)
+    rows_with_scores = {record.row for record in every if record.done}
+    for (task, reason), names in rows.items():
+        of = "" if set(names) == rows_with_scores else f" for {', '.join(dict.fromkeys(names))}"
+        counted = "; the skip of rows that ran it counts its tokens" if of else ""
+        sentences.append(f"{task} is in no table because it was not run{of}: {reason}{counted}.")
+    if perplexities := falling_tasks(results.settings["retain_tasks"], every):
+        sentences.append(
+            f"Retain leaves out {', '.join(perplexities)}: of the headline metric less is better."
+        )
+    for panel in results.panels:
+        tasks_of_suite = counted_tasks(results.settings["retain_tasks"], every)
+        tasks = [task for task in tasks_of_suite if task not in panel.retain_tasks]
+        row = results.settings["reference_row"]
+        if tasks:
+            sentences.append(
+                f"Retain leaves out {', '.join(tasks)}: '{row}' solves none of its items."
+            )
+        if more := [task for task in panel.measure_tasks if task not in panel.retain_tasks]:
+            sentences.append(
+                "Above chance, flips and changed answers are over more tasks than Retain: "
+                f"{', '.join(more)}."
+            )
+    return list(dict.fromkeys(sentences))
 
 
 def cautions(records: Sequence[Record]) -> list[str]:
@@ -102,11 +146,10 @@ def folder_cautions(first: Sequence[Panel], second: Sequence[Panel]) -> Iterator
 
 def _one_seed(records: Sequence[Record]) -> str:
     """Rows whose seed matters and that ran one seed at some target; which, if more at another."""
-    seeds: dict[tuple[str, str, float | None, str | None], set[int]] = {}
+    seeds: dict[tuple[Any, ...], set[int]] = {}
     for record in records:
         if record.stochastic:
-            key = record.backbone.name, record.row, record.budget, record.match
-            seeds.setdefault(key, set()).add(record.seed)
+            seeds.setdefault(record.key[:-1], set()).add(record.seed)
     alone = [place for place, numbers in seeds.items() if len(numbers) == 1]
     if len(alone) == len(seeds) > 1:
         return "all rows that train or draw"

@@ -13,8 +13,8 @@ from workflows.report.display import (
     spans,
 )
 from workflows.report.suite_tables import DISTANT, LEAST, add_tasks
+from workflows.stats.lines import LINE_KEYS
 from workflows.stats.resample import RETAIN
-from workflows.stats.speeds import KEYS
 
 
 def comparison_table(frame: pd.DataFrame, equality: pd.DataFrame, folders: Sequence[str]) -> Table:
@@ -45,7 +45,7 @@ def _add_distances(builder: Builder, main: pd.DataFrame, frame: pd.DataFrame) ->
     heads = {"kl": ("KL", "4f"), "agreement": ("Agreement", "2f")}
     for measure in (name for name in heads if (frame["measure"] == name).any()):
         head, digits = heads[measure]
-        same = main[KEYS].merge(frame[frame["measure"] == measure], on=KEYS, how="left")
+        same = main[LINE_KEYS].merge(frame[frame["measure"] == measure], on=LINE_KEYS, how="left")
         for side in "ab":
             builder.numbers(same, {f"{head} {side.upper()}": (side, f"{{:.{digits}}}")})
         builder.numbers(same, {f"{head}, B - A": ("difference", f"{{:+.{digits}}}")})

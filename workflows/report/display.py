@@ -14,18 +14,7 @@ from workflows.evaluation.tasklist import PERPLEXITY
 from workflows.stats.ranking import Mark
 from workflows.stats.resample import RESAMPLES
 
-WORDS = frozenset(
-    {
-        "Backbone",
-        "Match",
-        "Mode",
-        "Row",
-        "Note",
-        "Missed",
-        "Overtakes",
-        "Device",
-    }
-)
+WORDS = frozenset({"Backbone", "Match", "Mode", "Row", "Note", "Missed", "Overtakes", "Device"})
 
 
 class Cell(NamedTuple):

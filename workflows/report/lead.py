@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 
 from workflows.report.display import Builder, Table, line_id, number, short_name, spans
+from workflows.report.published import Frames
 from workflows.report.suite_tables import (
     MARKED,
     MATCHES,
@@ -17,10 +18,9 @@ from workflows.report.suite_tables import (
     notes,
     seeds_note,
 )
+from workflows.stats.lines import LINE_KEYS
 from workflows.stats.ranking import Mark, places
-from workflows.stats.speeds import KEYS, with_speed
-
-Frames = Mapping[str, pd.DataFrame]
+from workflows.stats.speeds import with_speed
 
 ONE_SEED = ", not counting other seeds of rows that ran one"
 VERBS = {"prefill": "runs a prompt", "decode": "decodes"}
@@ -34,7 +34,7 @@ def verdict(frames: Frames, reference: str) -> list[tuple[str, str]]:
 
     Args:
         frames: ``ranks``, ``budgets`` and ``speeds`` of
-            :func:`workflows.report.frames.make_frames`.
+            :func:`workflows.report.tables.make_frames`.
         reference: Row whose scores are 100 %.
 
     Returns:
@@ -171,7 +171,7 @@ def lead_table(frames: Frames, match: str, seeds_of: str = "") -> Table:
     }.items():
         # A suite of pinned rows has no target at all.
         frame = frames[name].astype({"target": float})
-        both = both.merge(frame[[*KEYS, *columns]], on=KEYS, how="left")
+        both = both.merge(frame[[*LINE_KEYS, *columns]], on=LINE_KEYS, how="left")
     builder = Builder()
     builder.lead(both)
     builder.seeds(both)

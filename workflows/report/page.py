@@ -15,9 +15,10 @@ from workflows import ROOT
 from workflows.records.record import Record
 from workflows.report.cautions import code_differences
 from workflows.report.display import Table
-from workflows.report.lead import Frames, lead_table, verdict
+from workflows.report.lead import lead_table, verdict
 from workflows.report.page_data import page_data
 from workflows.report.paper.show import without_record
+from workflows.report.published import Frames
 from workflows.report.render import html_table
 from workflows.report.results import Results
 from workflows.report.seeds import fits
@@ -70,10 +71,12 @@ def page(
         origin=origin,
         reference=reference,
         verdict=verdict(frames, reference),
-        lead=[(match, table, to_html(table)) for match, table in zip(matches, lead, strict=True)],
+        lead=[
+            (match, table, html_table(table)) for match, table in zip(matches, lead, strict=True)
+        ],
         groups=list(dict.fromkeys(group for table in lead for group in table.groups.values())),
         tables={
-            name: [(table, to_html(table)) for table in same] for name, same in tables.items()
+            name: [(table, html_table(table)) for table in same] for name, same in tables.items()
         },
         strange=sorted({*frames["retain"]["backbone"]} - {*frames["paper_values"]["backbone"]}),
         home=links.home,
@@ -92,11 +95,6 @@ def environment() -> jinja2.Environment:
     return jinja2.Environment(
         loader=jinja2.FileSystemLoader(PAGES), autoescape=True, undefined=jinja2.StrictUndefined
     )
-
-
-def to_html(table: Table) -> Markup:
-    """A table as HTML."""
-    return Markup(html_table(table))
 
 
 def asset(name: str) -> Markup:

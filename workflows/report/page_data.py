@@ -14,10 +14,11 @@ from methods import discover
 from workflows.records import SAMPLE
 from workflows.records.files import read_decisions
 from workflows.records.record import Record
-from workflows.report.again import Again
 from workflows.report.display import line_id, short_name
-from workflows.report.lead import Frames, without_twins
+from workflows.report.lead import without_twins
+from workflows.report.published import Frames
 from workflows.report.render import LATEX
+from workflows.report.repeat import RepeatCommands
 from workflows.report.results import Results, read_texts
 from workflows.stats.lines import Line, Panel
 from workflows.stats.speeds import with_speed
@@ -57,7 +58,7 @@ def page_data(frames: Frames, results: Results | None = None) -> dict[str, Any]:
     """All data as JSON values.
 
     Args:
-        frames: Of :func:`workflows.report.frames.make_frames`.
+        frames: Of :func:`workflows.report.tables.make_frames`.
         results: Their records; None where only the frames are here.
 
     Returns:
@@ -125,8 +126,8 @@ def _behind(results: Results) -> dict[str, Any]:
     data: dict[str, Any] = {"runs": {}, "run_of": {}, "items": {}, "prompts": {}}
     pairs = [(panel, line) for panel in results.panels for line in panel.done]
     most = max(1, min(MOST, TEXTS // (2 * sum(len(line.runs[0]) for _, line in pairs))))
-    commands = Again.of(results)
-    texts: dict[Path, Texts] = {}
+    commands = RepeatCommands.of(results)
+    texts: dict[Path, ItemTexts] = {}
     for panel, line in pairs:
         file = files[id(line.first)]
         name = file.parent.relative_to(results.folder).as_posix()
@@ -135,13 +136,13 @@ def _behind(results: Results) -> dict[str, Any]:
             continue
         base = files[id(panel.reference.first)]
         if base not in texts:
-            texts[base] = Texts(base)
+            texts[base] = ItemTexts(base)
         texts_of = data["items"].setdefault(line.backbone, {})
         data["runs"][name] = {
             "file": f"{name}/record.json",
             **_record(line, file),
             "commands": commands.of_file(file),
-            "items": _items(panel, line, Texts(file), texts[base], most, texts_of),
+            "items": _items(panel, line, ItemTexts(file), texts[base], most, texts_of),
         }
     _add_routes(pairs, data)
     return data
@@ -213,7 +214,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-class Texts:
+class ItemTexts:
     """Texts of the items of a run: prompts and answers.
 
     Args:
@@ -234,7 +235,12 @@ class Texts:
 
 
 def _items(
-    panel: Panel, line: Line, own: Texts, theirs: Texts, most: int, questions: dict[str, Any]
+    panel: Panel,
+    line: Line,
+    own: ItemTexts,
+    theirs: ItemTexts,
+    most: int,
+    questions: dict[str, Any],
 ) -> dict[str, Any]:
     """Task -> items won from and lost to the reference: how many, and the first with texts.
 

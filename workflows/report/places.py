@@ -13,7 +13,6 @@ from methods.core.jsonfile import read_json, write_json
 from workflows.records.archive import ARCHIVE, run_files, unpack
 from workflows.records.files import read_record
 from workflows.records.record import Record
-from workflows.stats.speeds import Key, key
 
 SUITE = "suite.json"
 # In a folder that was joined: the configs of the suites that made the runs of earlier places.
@@ -60,11 +59,11 @@ def _temporary() -> Path:
 
 def _joined(places: Sequence[Path], folders: Sequence[Path]) -> Path:
     """A folder with links to the runs of all folders."""
-    runs: dict[Key, list[tuple[Path, Path]]] = {}
+    runs: dict[tuple[Any, ...], list[tuple[Path, Path]]] = {}
     suites: dict[Any, Path] = {}
     configs: list[dict[str, Any]] = []
     for place, folder in zip(places, folders, strict=True):
-        own: dict[Key, list[tuple[Path, Path]]] = {}
+        own: dict[tuple[Any, ...], list[tuple[Path, Path]]] = {}
         for file in sorted(folder.rglob("record.json")):
             record = read_record(file)
             own.setdefault(_run(record), []).append((folder, file))
@@ -88,9 +87,9 @@ def _joined(places: Sequence[Path], folders: Sequence[Path]) -> Path:
     return out
 
 
-def _run(record: Record) -> Key:
+def _run(record: Record) -> tuple[Any, ...]:
     """What a later record replaces: of a row that is not stochastic, also one of another seed."""
-    return key(record) if record.stochastic else key(record)[:-1]
+    return record.key if record.stochastic else record.key[:-1]
 
 
 def _link(link: Path, file: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,10 @@ import pandas as pd
 
 from workflows import ROOT
 from workflows.report import FRAMES
-from workflows.report.lead import Frames
 from workflows.stats.ranking import ABOVE_COLUMNS
 from workflows.stats.speeds import COLUMNS
+
+Frames = Mapping[str, pd.DataFrame]
 
 REFERENCE = ROOT / "reports" / "reference"
 # Beside the frames: which code, machine and settings made them.
@@ -28,7 +30,7 @@ LACKING: dict[str, dict[str, Any]] = {
 
 
 def read_frames(folder: Path) -> Frames:
-    """Name -> frame, as :func:`workflows.report.frames.make_frames` makes them.
+    """Name -> frame, as :func:`workflows.report.tables.make_frames` makes them.
 
     Raises:
         ValueError: A table is missing; ``speeds`` may be.

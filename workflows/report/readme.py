@@ -21,8 +21,7 @@ import yaml
 from methods.core.jsonfile import read_json
 from workflows import ROOT
 from workflows.report.display import number
-from workflows.report.lead import Frames
-from workflows.report.published import SOURCE, read_frames
+from workflows.report.published import SOURCE, Frames, read_frames
 from workflows.report.readme_table import published_tables
 from workflows.stats.budget import met
 from workflows.stats.resample import RETAIN
@@ -33,7 +32,7 @@ COMMAND = "skipbench publish"
 # Answers that each learning rate of the grid gets right, by row.
 TRIES = ROOT / "workflows/suites/tuned/demo.yaml"
 
-Line = dict[Any, Any]
+FrameLine = dict[Any, Any]
 
 
 class Lead(NamedTuple):
@@ -79,14 +78,14 @@ class Published:
         link = os.path.relpath(self.folder / "retain.csv", self.page.parent)
         return published_tables(self.frames, self.source, link)
 
-    def lines(self, frame: str, **where: Any) -> list[Line]:
+    def lines(self, frame: str, **where: Any) -> list[FrameLine]:
         """Lines of a frame whose columns have these values."""
         lines = self.frames[frame]
         for column, value in where.items():
             lines = lines[lines[column] == value]
         return lines.to_dict("records")
 
-    def line(self, frame: str, **where: Any) -> Line:
+    def line(self, frame: str, **where: Any) -> FrameLine:
         """The only line of a frame whose columns have these values.
 
         Raises:
@@ -99,7 +98,7 @@ class Published:
             )
         return lines[0]
 
-    def retain(self, row: str, target: float | None = None, match: str = "pooled") -> Line:
+    def retain(self, row: str, target: float | None = None, match: str = "pooled") -> FrameLine:
         """The line of a row; ``target`` in percent, None for a row without a budget."""
         where = {"row": row, "match": match} | ({} if target is None else {"target": target})
         return self.line("retain", **where)
@@ -200,7 +199,7 @@ def render(template: Path, reference: Path) -> str:
     return f"<!-- Made from {origin} by {COMMAND}: edit that file. -->\n{text}"
 
 
-def with_interval(line: Line, measure: str = "retain") -> str:
+def with_interval(line: FrameLine, measure: str = "retain") -> str:
     """Retain or ``above_chance`` of a line of the frame ``retain``, with its 95 % interval."""
     stem = measure.removesuffix("_chance")
     value, low, high = (figure(line[name]) for name in (measure, f"{stem}_low", f"{stem}_high"))

@@ -8,10 +8,11 @@ from typing import Any
 import pandas as pd
 
 from workflows.report.display import Builder, Table, spans
-from workflows.report.lead import Frames, retain_marks
+from workflows.report.lead import retain_marks
+from workflows.report.published import Frames
 from workflows.report.render import escape_markdown, markdown
 from workflows.report.suite_tables import FLOOR, MARKED, MATCHES, SKIPS, definitions, notes
-from workflows.stats.speeds import KEYS
+from workflows.stats.lines import LINE_KEYS
 
 
 def published_tables(frames: Frames, source: Mapping[str, Any], link: str) -> str:
@@ -48,8 +49,8 @@ def published_tables(frames: Frames, source: Mapping[str, Any], link: str) -> st
 
 def short_table(retain: pd.DataFrame, ranks: pd.DataFrame) -> Table:
     """Retain of one protocol without the columns of tasks, with ranks."""
-    columns_of_rank = [*KEYS, "rank", "rank_low", "rank_high", "tied"]
-    both = retain.merge(ranks[columns_of_rank], on=KEYS, how="left")
+    columns_of_rank = [*LINE_KEYS, "rank", "rank_low", "rank_high", "tied"]
+    both = retain.merge(ranks[columns_of_rank], on=LINE_KEYS, how="left")
     columns = Builder()
     columns.lead(both)
     columns.seeds(both)

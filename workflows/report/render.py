@@ -9,6 +9,8 @@ from __future__ import annotations
 import html
 from collections.abc import Sequence
 
+from markupsafe import Markup
+
 from workflows.report.display import Cell, Table
 
 LATEX = {
@@ -79,7 +81,7 @@ def escape_latex(text: str) -> str:
     )
 
 
-def html_table(table: Table) -> str:
+def html_table(table: Table) -> Markup:
     """The table element; words to the left, numbers to the right; lines and groups by name."""
     styles = [_style(name, table) for name in table.columns]
     heads = "".join(
@@ -96,7 +98,7 @@ def html_table(table: Table) -> str:
         for line, name in zip(table.lines, names, strict=True)
     ]
     body = "\n".join(lines)
-    return f"<table>\n<thead><tr>{heads}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table>"
+    return Markup(f"<table>\n<thead><tr>{heads}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table>")
 
 
 def _style(name: str, table: Table) -> str:

@@ -20,7 +20,7 @@ from workflows.report.places import as_folder, read_suite_file, read_suites, sui
 from workflows.report.runs import find_runs, other_params
 from workflows.stats.comparable import check_comparable
 from workflows.stats.lines import Panel, headline_items, make_panels
-from workflows.stats.speeds import Speeds, key
+from workflows.stats.speeds import Speeds
 from workflows.suite.checks import default_focus
 from workflows.suite.splits import check_one_split, without_second_split
 
@@ -110,12 +110,12 @@ def _read(folder: Path, name: str) -> Results:
     check_comparable(every)
     items = _read_items(records, files)
     settings = read_settings(folder, records)
-    tasks, others = (
-        _counted_tasks(settings[kind], every) for kind in ("retain_tasks", "measure_tasks")
+    retain_tasks, measure_tasks = (
+        counted_tasks(settings[kind], every) for kind in ("retain_tasks", "measure_tasks")
     )
-    panels = make_panels(records, items, tasks, settings["reference_row"], others)
+    panels = make_panels(records, items, retain_tasks, settings["reference_row"], measure_tasks)
     repeat_items = _read_items(repeats, noise)
-    speeds, others, incomplete = _read_speeds(records, files)
+    speeds, other_models, incomplete = _read_speeds(records, files)
     outdated = [
         f"{record.row} {file.parts[-3]} s{record.seed} ({', '.join(names)})"
         for record, file in zip(records, files, strict=True)
@@ -123,52 +123,8 @@ def _read(folder: Path, name: str) -> Results:
     ]
     return Results(
         name, folder, settings, records, files, panels, repeats, repeat_items, speeds, missing,
-        outdated, others, incomplete, configs,
+        outdated, other_models, incomplete, configs,
     )  # fmt: skip
-
-
-def gaps(results: Results) -> list[str]:
-    """Sentences on what tables lack: runs without a record, and tasks that do not count."""
-    sentences = [f"No record yet: {', '.join(results.missing)}."] if results.missing else []
-    if results.outdated:
-        sentences.append(f"Of other params than the suite has now: {', '.join(results.outdated)}.")
-    if results.other_models:
-        files = ", ".join(results.other_models)
-        sentences.append(
-            f"Times of an earlier model are left out: {files}; delete them to time again."
-        )
-    if results.incomplete:
-        sentences.append(
-            f"Not all cases were timed (see the logs): {', '.join(results.incomplete)}."
-        )
-    every = [*results.records, *results.repeats]
-    rows: dict[tuple[str, str], list[str]] = {}
-    for record in every:
-        for missing in record.not_run:
-            rows.setdefault((missing.task, missing.reason), []).append(record.row)
-    rows_with_scores = {record.row for record in every if record.done}
-    for (task, reason), names in rows.items():
-        of = "" if set(names) == rows_with_scores else f" for {', '.join(dict.fromkeys(names))}"
-        counted = "; the skip of rows that ran it counts its tokens" if of else ""
-        sentences.append(f"{task} is in no table because it was not run{of}: {reason}{counted}.")
-    if perplexities := _falling_tasks(results.settings["retain_tasks"], every):
-        sentences.append(
-            f"Retain leaves out {', '.join(perplexities)}: of the headline metric less is better."
-        )
-    for panel in results.panels:
-        tasks_of_suite = _counted_tasks(results.settings["retain_tasks"], every)
-        tasks = [task for task in tasks_of_suite if task not in panel.retain_tasks]
-        row = results.settings["reference_row"]
-        if tasks:
-            sentences.append(
-                f"Retain leaves out {', '.join(tasks)}: '{row}' solves none of its items."
-            )
-        if more := [task for task in panel.measure_tasks if task not in panel.retain_tasks]:
-            sentences.append(
-                "Above chance, flips and changed answers are over more tasks than Retain: "
-                f"{', '.join(more)}."
-            )
-    return list(dict.fromkeys(sentences))
 
 
 def _without(record: Record, tasks: Container[str]) -> Record:
@@ -176,22 +132,22 @@ def _without(record: Record, tasks: Container[str]) -> Record:
     return replace(record, scores=[score for score in record.scores if score.task not in tasks])
 
 
-def _counted_tasks(tasks: Sequence[str], records: Sequence[Record]) -> list[str]:
+def counted_tasks(tasks: Sequence[str], records: Sequence[Record]) -> list[str]:
     """The tasks that every record has, with a metric whose higher values are better.
 
     Raises:
         ValueError: There is none.
     """
     reasons = {task.task: task.reason for record in records for task in record.not_run}
-    perplexities = _falling_tasks(tasks, records)
+    perplexities = falling_tasks(tasks, records)
     rest = [task for task in tasks if task not in reasons and task not in perplexities]
     if not rest:
-        why = next(iter(reasons.values()), "of each headline metric less is better")
+        why = next(iter(reasons.values()), "lower values are better for every headline metric")
         raise ValueError(f"no task of the Retain was run: {why}")
     return rest
 
 
-def _falling_tasks(tasks: Sequence[str], records: Sequence[Record]) -> list[str]:
+def falling_tasks(tasks: Sequence[str], records: Sequence[Record]) -> list[str]:
     """The tasks whose headline metric is better where it is lower, such as perplexity."""
     names = {
         task
@@ -212,24 +168,24 @@ def _read_speeds(
     records: Sequence[Record], files: Sequence[Path]
 ) -> tuple[Speeds, list[str], list[str]]:
     """The measurements of the runs that were timed; files of other models, and incomplete ones."""
-    speeds, others, incomplete = {}, [], []
+    speeds, other_models, incomplete = {}, [], []
     pairs = [(record, file.with_name(SPEED)) for record, file in zip(records, files, strict=True)]
     for record, file in pairs:
         if file.is_file():
             place, entries = "/".join(file.parts[-5:]), read_speeds(file, record.weights_hash)
             if entries is None:
-                others.append(place)
+                other_models.append(place)
                 continue
-            speeds[key(record)] = entries["lines"]
+            speeds[record.key] = entries["lines"]
             incomplete += [place] if entries.get("left") else []
-    return speeds, others, incomplete
+    return speeds, other_models, incomplete
 
 
 def _check_twins(records: Sequence[Record], files: Sequence[Path]) -> None:
     """Refuse two records of one run."""
     files_of: dict[Any, Path] = {}
     for record, file in zip(records, files, strict=True):
-        run = key(record)
+        run = record.key
         if run in files_of:
             raise ValueError(f"{files_of[run]} and {file} are records of one run; name one folder")
         files_of[run] = file
@@ -275,10 +231,6 @@ def read_texts(file: Path) -> pd.DataFrame:
     return frame.reindex(columns=["task", "item", SAMPLE]).dropna(subset=SAMPLE)
 
 
-def _as_list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
-
-
 def read_settings(folder: Path, records: Sequence[Record]) -> dict[str, Any]:
     """The suite's settings; without a suite every scored task counts, against ``dense``.
 
@@ -305,7 +257,7 @@ def read_settings(folder: Path, records: Sequence[Record]) -> dict[str, Any]:
     settings.setdefault("focus", default_focus(rows, settings["reference_row"]))
     settings.setdefault("measure_tasks", settings["retain_tasks"])
     for kind in ("retain_tasks", "measure_tasks"):
-        names = _as_list(settings[kind])
+        names = settings[kind] if isinstance(settings[kind], list) else []
         if not names or not all(isinstance(name, str) for name in names):
             raise ValueError(f"{folder / 'suite.json'}: {kind} must be a list of names")
         settings[kind] = list(dict.fromkeys(names))

@@ -14,7 +14,7 @@ from workflows.suite.job import Job
 from workflows.suite.jobs import read_suite
 
 
-class Found(NamedTuple):
+class FolderRuns(NamedTuple):
     """What lies in a results folder.
 
     Args:
@@ -30,7 +30,7 @@ class Found(NamedTuple):
     jobs: Mapping[Path, Sequence[Job]]
 
 
-def find_runs(folder: Path, configs: Sequence[dict[str, Any]]) -> Found:
+def find_runs(folder: Path, configs: Sequence[dict[str, Any]]) -> FolderRuns:
     """The files of a results folder.
 
     Runs that the suite does not list are left out; where no suite can be read every record counts.
@@ -48,12 +48,12 @@ def find_runs(folder: Path, configs: Sequence[dict[str, Any]]) -> Found:
     if not files:
         raise ValueError(f"{folder} holds no record.json")
     if not configs:
-        return Found(files, noise, [], {})
+        return FolderRuns(files, noise, [], {})
     try:
         suites = [read_suite(config) for config in configs]
     except ValueError as error:
         unknown = f"unknown, for the suite cannot be read here ({error})"
-        return Found(files, noise, [unknown], {})
+        return FolderRuns(files, noise, [unknown], {})
     jobs: dict[Path, list[Job]] = {}
     for job in (job for suite in suites for job in suite.jobs):
         jobs.setdefault(folder.joinpath(*Path(job.folder).parts[2:], "record.json"), []).append(job)
@@ -65,7 +65,7 @@ def find_runs(folder: Path, configs: Sequence[dict[str, Any]]) -> Found:
     listed = [own[0] for own in jobs.values()]
     missing = [job for job in listed if _run(job) not in done]
     labels = [*_label_runs(missing, listed), *_failed(folder, missing)]
-    return Found(runs, [file for file in noise if file in floor], labels, jobs)
+    return FolderRuns(runs, [file for file in noise if file in floor], labels, jobs)
 
 
 def other_params(record: Record, jobs: Sequence[Job]) -> list[str]:

@@ -18,7 +18,7 @@ from methods.core.jsonfile import read_json
 from workflows import ROOT
 from workflows.records.record import Record
 from workflows.report.published import REFERENCE, SOURCE
-from workflows.stats.speeds import KEYS
+from workflows.stats.lines import LINE_KEYS
 
 HEADLINE = REFERENCE / "headline"
 
@@ -46,7 +46,9 @@ class SeedSpread(NamedTuple):
         if set(tasks) != set(self.source["retain_tasks"]):
             return {}
         there = self.source.get("fits", {})
-        names = [_name(*(line[key] for key in KEYS)) for line in self.retain.to_dict("records")]
+        names = [
+            _name(*(line[key] for key in LINE_KEYS)) for line in self.retain.to_dict("records")
+        ]
         return {
             name: deviation
             for name, deviation in zip(names, self.retain["retain_std"], strict=True)
@@ -127,7 +129,7 @@ def with_seed_deviation(
     known = {} if spread is None else spread.of(fits(records), tasks)
     deviations, notes = [], []
     for line in retain.to_dict("records"):
-        deviation = known.get(_name(*(line[key] for key in KEYS)))
+        deviation = known.get(_name(*(line[key] for key in LINE_KEYS)))
         scored = line["seeds"] == 1 and pd.notna(line["retain"])
         alone = scored and (line["backbone"], line["row"]) in of_seeds
         silent = ["between seeds: not known"] if alone and deviation is None else []

@@ -18,12 +18,11 @@ from workflows.report.display import (
     task_name,
 )
 from workflows.stats.distances import SCALES
-from workflows.stats.lines import Panel
+from workflows.stats.lines import LINE_KEYS, Panel
 from workflows.stats.measures import ABOVE, MEASURES
 from workflows.stats.paired import LEVEL
 from workflows.stats.ranking import ABOVE_COLUMNS, RETAIN_COLUMNS, Mark, marks
 from workflows.stats.resample import RESAMPLES, RETAIN
-from workflows.stats.speeds import KEYS
 
 MARKED = (
     "Bold: best of its target; underlined: second; ≈: the 95 % interval of the difference to the "
@@ -215,7 +214,7 @@ def _add_beside(builder: Builder, main: pd.DataFrame, frame: pd.DataFrame) -> No
     }  # fmt: skip
     for measure in (name for name in heads if (frame["measure"] == name).any()):
         head, form = heads[measure]
-        same = main[KEYS].merge(frame[frame["measure"] == measure], on=KEYS, how="left")
+        same = main[LINE_KEYS].merge(frame[frame["measure"] == measure], on=LINE_KEYS, how="left")
         builder.numbers(same, {head: ("difference", form)})
         builder.add(f"{head}, 95 % interval", spans(same, "low", "high", form))
 
@@ -309,7 +308,7 @@ def add_tasks(builder: Builder, main: pd.DataFrame, frame: pd.DataFrame, p: str)
     """Differences of every task beside the lines of ``main``; * where ``p`` is below 5 %."""
     others = {RETAIN, *MEASURES, *SCALES}
     for task in (name for name in dict.fromkeys(frame["measure"]) if name not in others):
-        same = main[KEYS].merge(frame[frame["measure"] == task], on=KEYS, how="left")
+        same = main[LINE_KEYS].merge(frame[frame["measure"] == task], on=LINE_KEYS, how="left")
         stars = ["*" if value < LEVEL else "" for value in same[p]]
         texts = [number(value, "{:+.1f}") for value in same["difference"]]
         builder.add(task_name(task), [text + star for text, star in zip(texts, stars, strict=True)])

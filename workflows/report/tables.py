@@ -1,13 +1,16 @@
-"""All tables of a report, one per frame and protocol."""
+"""The frames of a report, as they stand in its CSV files, and its tables, one per protocol."""
 
 from __future__ import annotations
 
 import dataclasses
 
 from workflows.report.display import Table
-from workflows.report.lead import Frames
+from workflows.report.paper.beside import known_backbones, value_frame
+from workflows.report.paper.order import agreement_frame, order_frame
 from workflows.report.paper.show import order_tables, value_tables
+from workflows.report.published import Frames
 from workflows.report.results import Results
+from workflows.report.seeds import SeedSpread, with_seed_deviation
 from workflows.report.suite_tables import (
     MATCHES,
     budget_table,
@@ -19,7 +22,17 @@ from workflows.report.suite_tables import (
     score_table,
     speed_table,
 )
-from workflows.stats.speeds import with_speed
+from workflows.stats.frames import (
+    budget_frame,
+    cost_frame,
+    measure_frame,
+    retain_frame,
+    score_frame,
+)
+from workflows.stats.noise import noise_frame
+from workflows.stats.ranking import rank_frame
+from workflows.stats.speeds import speed_frame, with_speed
+from workflows.stats.versus import difference_frame
 
 Tables = dict[str, list[Table]]
 
@@ -27,12 +40,41 @@ Tables = dict[str, list[Table]]
 MATCHED = ("retain", "ranks", "differences", "budgets", "costs", "speeds")
 
 
+def make_frames(results: Results, spread: SeedSpread | None = None) -> Frames:
+    """Each of :data:`workflows.report.FRAMES`.
+
+    Args:
+        results: Records and what they are compared by.
+        spread: How far seeds lie apart, for rows that ran one; None where nothing is known.
+    """
+    frames = {
+        "ranks": rank_frame(results.panels),
+        "measures": measure_frame(results.panels),
+        "differences": difference_frame(results.panels, results.settings["focus"]),
+        "budgets": budget_frame(results.panels),
+        "costs": cost_frame(results.panels),
+        "speeds": speed_frame(results.panels, results.speeds),
+        "noise": noise_frame(results.panels, results.repeats, results.repeat_items),
+    }
+    retain = with_seed_deviation(
+        retain_frame(results.panels), results.records, results.settings["retain_tasks"], spread
+    )
+    order = order_frame(retain, known_backbones(results.panels))
+    frames["paper_order"], frames["paper_agreement"] = order, agreement_frame(order)
+    return {
+        "retain": retain,
+        "scores": score_frame(results.records),
+        "paper_values": value_frame(results.panels),
+        **{name: frame.round(4) for name, frame in frames.items()},
+    }
+
+
 def make_tables(results: Results, frames: Frames, seeds_of: str = "") -> Tables:
     """All tables, in the page's order: name -> one table per protocol.
 
     Args:
         results: The records of the frames.
-        frames: Of :func:`workflows.report.frames.make_frames`.
+        frames: Of :func:`make_frames`.
         seeds_of: The suite that gives the deviation between seeds for rows with one seed.
     """
     return retain_tables(results, frames, seeds_of) | frame_tables(frames)

@@ -12,12 +12,12 @@ from typing import Any
 from methods.core.facts import file_facts, sha256
 from workflows.runtime.files import write_text
 
-SETTINGS = ("config.json", "generation_config.json", "*.safetensors.index.json")
-TOKENIZER = (
+SETTINGS_FILES = ("config.json", "generation_config.json", "*.safetensors.index.json")
+TOKENIZER_FILES = (
     "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab*", "merges.txt",
     "chat_template*", "additional_chat_templates/*",
 )  # fmt: skip
-WEIGHTS = ("*.safetensors",)
+WEIGHTS_FILES = ("*.safetensors",)
 # Bytes. Before each run a rule hashes its input files up to this size; of larger ones it takes size
 # and time.
 LARGE = 2**30
@@ -74,5 +74,5 @@ def _content(name: str) -> str:
 
 
 def model_files(folder: Path, *patterns: str) -> list[Path]:
-    """Sorted files of a model's folder; patterns are ``SETTINGS``, ``TOKENIZER``, ``WEIGHTS``."""
+    """Sorted files of a model's folder that match, such as by ``WEIGHTS_FILES``."""
     return sorted({file for pattern in patterns for file in folder.glob(pattern) if file.is_file()})

@@ -66,7 +66,7 @@ def _chain(error: BaseException | None) -> list[BaseException]:
     return errors
 
 
-def data_files(repository: str, config: str | None, revision: str | None) -> dict[str, list[str]]:
+def split_files(repository: str, config: str | None, revision: str | None) -> dict[str, list[str]]:
     """Split -> addresses of its files in a data set, ``hf://datasets/OWNER/NAME@COMMIT/PATH``.
 
     Raises:

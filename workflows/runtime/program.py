@@ -137,8 +137,15 @@ def check_positive(args: argparse.Namespace, *names: str) -> None:
             raise ValueError(f"--{name.replace('_', '-')} is {value}, must be at least 1")
 
 
+def command_of(args: argparse.Namespace) -> dict[str, str]:
+    """The options that were given, for a report; without the file that it is written to."""
+    return {key: str(v) for key, v in vars(args).items() if v is not None and key != "out"}
+
+
 def add_machine_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options that choose hardware and do not change what is computed."""
+    """Add the options that choose hardware and threads; they change last bits, so a trained router
+    may end elsewhere.
+    """
     parser.add_argument(
         "--device", default="auto", type=device_name,
         help="auto, gpu (a free one, never the CPU), cpu, cuda or cuda:N",
@@ -175,7 +182,7 @@ def reset_peak_memory() -> None:
 
 
 def peak_memory_mb() -> float:
-    """Peak memory of this process in MB: resident set, plus CUDA allocations."""
+    """Peak memory of this process in MB (2^20 bytes): resident set, plus CUDA allocations."""
     import torch
 
     resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

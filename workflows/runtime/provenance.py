@@ -6,7 +6,7 @@ import hashlib
 import os
 import platform
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -25,6 +25,11 @@ SCORING = ("workflows/evaluation", "workflows/demo")
 # Endings of names. Files that task files include have no dot in their names.
 CODE = (".py", ".yaml", "_yaml")
 PROSE = (".md", ".txt")
+# With these in a caller's environment, as in a hook, git would name another repository's commit.
+GIT_PLACES = (
+    "GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR", "GIT_OBJECT_DIRECTORY",
+    "GIT_NAMESPACE",
+)  # fmt: skip
 
 
 def provenance(parts: Sequence[str]) -> dict[str, Any]:
@@ -37,7 +42,7 @@ def provenance(parts: Sequence[str]) -> dict[str, Any]:
         "versions": package_versions(),
         "commit": git("rev-parse", "HEAD"),
         "dirty": dirty(),
-        "code": {part: code_hash(part) for part in parts},
+        "code": code_hashes(parts),
         "hardware": {
             "machine": platform.machine(),
             "processor": _processor(),
@@ -93,13 +98,19 @@ def code_hash(part: str) -> str:
     return digest.hexdigest()[:16]
 
 
+def code_hashes(parts: Iterable[str]) -> dict[str, str]:
+    """Part -> :func:`code_hash`."""
+    return {part: code_hash(part) for part in parts}
+
+
 def git(*arguments: str) -> str | None:
     """Output of git in the checkout; None outside git or if git fails.
 
     git does not look in parent folders: an installed copy may lie in another project's repository.
     The checkout may belong to another user, as on a cluster (git 2.38 or newer).
     """
-    environment = os.environ | {"GIT_CEILING_DIRECTORIES": str(ROOT.parent)}
+    environment = {key: value for key, value in os.environ.items() if key not in GIT_PLACES}
+    environment["GIT_CEILING_DIRECTORIES"] = str(ROOT.parent)
     try:
         result = subprocess.run(
             ["git", "-c", f"safe.directory={ROOT}", *arguments],
@@ -115,12 +126,27 @@ def git(*arguments: str) -> str | None:
 
 
 def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor()
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()
+    text = ""
+    with suppress(OSError):
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    return processor_name(text) or platform.processor() or platform.machine()
+
+
+def processor_name(cpuinfo: str) -> str:
+    """The model of a CPU in the text of ``/proc/cpuinfo``; empty if it has none.
+
+    ARM CPUs have numbers in place of a name, such as "ARM 0x41/0xd0c": implementer and part, of
+    each kind of core.
+    """
+    values: dict[str, list[str]] = {}
+    for line in cpuinfo.splitlines():
+        key, _, value = line.partition(":")
+        values.setdefault(key.strip(), []).append(value.strip())
+    if "model name" in values:
+        return values["model name"][0]
+    cores = zip(values.get("CPU implementer", []), values.get("CPU part", []), strict=False)
+    kinds = dict.fromkeys("/".join(core) for core in cores)
+    return f"ARM {', '.join(kinds)}" if kinds else ""
 
 
 def cpu_capability() -> str:

@@ -51,7 +51,7 @@ def check_comparable(records: Sequence[Record]) -> None:
             if difference:
                 raise ValueError(
                     f"rows '{other.row}' and '{record.row}' were scored {difference}; "
-                    "evaluate them again under one suite"
+                    "score them again under one suite"
                 )
     _refuse(finished, "harness versions (lm_eval)", lambda record: record.versions.get("lm_eval"))
     counted = "ways of counting a context of several answers (share_prefix)"
@@ -70,8 +70,7 @@ def _check_seeds(records: Sequence[Record]) -> None:
     """Runs of a line differ in their seeds alone; a param that one of them lacks is newer."""
     lines: dict[Any, Record] = {}
     for record in records:
-        line = (record.backbone.name, record.row, record.budget, record.match)
-        first = lines.setdefault(line, record)
+        first = lines.setdefault(record.key[:-1], record)
         for name, ours, theirs in _shared_params(first, record):
             if ours != theirs:
                 raise ValueError(
@@ -105,11 +104,12 @@ def _check_protocol(record: Record) -> None:
     """A dynamic row with a budget names its protocol; every other row names none."""
     applies = record.kind == "dynamic" and record.budget is not None
     if applies != (record.match is not None):
-        statement = "says no protocol of matching" if applies else f"says '{record.match}'"
-        raise ValueError(
-            f"row '{record.row}' {statement} (match), {'pooled or split' if applies else 'null'} "
-            "belongs there; fit it again"
+        statement = (
+            "has no protocol (match), but needs pooled or split"
+            if applies
+            else f"has protocol '{record.match}', but a row of its kind has none"
         )
+        raise ValueError(f"row '{record.row}' {statement}; fit it again")
 
 
 def score_difference(
@@ -128,7 +128,7 @@ def _refuse(records: Sequence[Record], what: str, setting: Callable[[Record], An
         if setting(record) != setting(records[0]):
             raise ValueError(
                 f"rows '{records[0].row}' and '{record.row}' have different {what}: "
-                f"{setting(records[0])} and {setting(record)}; evaluate them again"
+                f"{setting(records[0])} and {setting(record)}; score them again"
             )
 
 

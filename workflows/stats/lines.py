@@ -18,6 +18,9 @@ from workflows.stats.resample import RESAMPLES, Run, bootstrap
 from workflows.stats.retain import Floats, retain
 from workflows.stats.sampling import Sample, without_seeds
 
+# Columns of a frame that name a line.
+LINE_KEYS = ["backbone", "target", "match", "row"]
+
 
 @dataclass(frozen=True)
 class Line:
@@ -182,7 +185,9 @@ def make_panels(
             for names in (retain_tasks, measure_tasks or retain_tasks)
         )
         if not tasks:
-            raise ValueError(f"'{reference_row}' on '{backbone}' solves nothing, so no Retain is")
+            raise ValueError(
+                f"'{reference_row}' on '{backbone}' solves nothing, so there is no Retain"
+            )
         reference = references[0]
         samples = bootstrap(runs, reference.name, tasks, resamples)
         choices = {line.name: line.choices for line in lines if line.done}

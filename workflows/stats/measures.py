@@ -110,7 +110,8 @@ def measure(
     Args:
         lines: Name of a line -> its runs, each task -> item values (n,).
         choices: Name of a line -> the same runs, each task -> chosen answers (n,).
-        samples: Of :func:`workflows.stats.resample.bootstrap` with the same lines and the seed that it has unless told.
+        samples: Of :func:`workflows.stats.resample.bootstrap` with the same lines and its seed
+            ``SEED``.
         reference: The line that all are compared with. Items are compared with its first run.
         tasks: Those that may enter a mean.
         retain_tasks: Those of the Retain.

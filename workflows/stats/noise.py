@@ -67,11 +67,9 @@ def _same_items(frame: pd.DataFrame, repeat: Record, run: Run) -> Run:
 
 def _reference(panels: Sequence[Panel], repeat: Record) -> tuple[Record, Run, Sequence[str]]:
     """The record that a repeat repeats, with its items and the tasks of the Retain."""
-    key = repeat.backbone.name, repeat.row, repeat.budget, repeat.match, repeat.seed
     for panel in panels:
         for record, run in panel.reference.pairs:
-            own = record.row, record.budget, record.match, record.seed
-            if key == (panel.reference.backbone, *own):
+            if record.key == repeat.key:
                 return record, run, panel.retain_tasks
     raise ValueError(
         f"a noise record of row '{repeat.row}', seed {repeat.seed}, on "

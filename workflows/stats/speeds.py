@@ -8,22 +8,15 @@ from typing import Any
 import pandas as pd
 
 from workflows.records.record import Record
-from workflows.stats.lines import Panel
+from workflows.stats.lines import LINE_KEYS, Panel
 
 # Key of a run -> the lines that the time step measured.
-Key = tuple[Any, ...]
-Speeds = Mapping[Key, Sequence[Mapping[str, Any]]]
+Speeds = Mapping[tuple[Any, ...], Sequence[Mapping[str, Any]]]
 
 COLUMNS = [
     "backbone", "target", "match", "row", "title", "mode", "case", "bypass", "speed", "speed_low",
     "speed_high", "bound", "timed_bound", "realised", "predicted",
 ]  # fmt: skip
-KEYS = ["backbone", "target", "match", "row"]
-
-
-def key(record: Record) -> Key:
-    """A key that is unique for each run."""
-    return (record.backbone.name, record.row, record.budget, record.match, record.seed)
 
 
 def speed_frame(panels: Sequence[Panel], speeds: Speeds) -> pd.DataFrame:
@@ -43,7 +36,7 @@ def speed_frame(panels: Sequence[Panel], speeds: Speeds) -> pd.DataFrame:
 
 def _of(records: Sequence[Record], speeds: Speeds) -> Sequence[Mapping[str, Any]]:
     """The measurements of a line's first run that was timed."""
-    measurements = [speeds[key(record)] for record in records if key(record) in speeds]
+    measurements = [speeds[record.key] for record in records if record.key in speeds]
     return measurements[0] if measurements else []
 
 
@@ -76,13 +69,14 @@ def with_speed(retain: pd.DataFrame, speeds: pd.DataFrame) -> pd.DataFrame:
     for mode in ("prefill", "decode"):
         timed = speeds[speeds["mode"] == mode]
         cases = {name: _first_case(own) for name, own in timed.groupby("backbone")}
-        first = timed[timed["case"] == timed["backbone"].map(cases)].drop_duplicates(KEYS)
-        speed = retain[KEYS].merge(first[[*KEYS, "speed"]], on=KEYS, how="left")["speed"]
+        first = timed[timed["case"] == timed["backbone"].map(cases)].drop_duplicates(LINE_KEYS)
+        known = first[[*LINE_KEYS, "speed"]]
+        speed = retain[LINE_KEYS].merge(known, on=LINE_KEYS, how="left")["speed"]
         columns[mode] = speed.astype(float).round(3).tolist()
     return retain.assign(**columns)
 
 
 def _first_case(timed: pd.DataFrame) -> str:
     """The first case of the row that has most: of a large case a GPU may lack the memory."""
-    cases = [own["case"].tolist() for _, own in timed.groupby(KEYS, dropna=False, sort=False)]
+    cases = [own["case"].tolist() for _, own in timed.groupby(LINE_KEYS, dropna=False, sort=False)]
     return str(max(cases, key=len)[0])

@@ -21,7 +21,7 @@ def difference_frame(panels: Sequence[Panel], focus: str | None) -> pd.DataFrame
     """Every row against the reference and against the row in focus, on Retain and on each task.
 
     Against the row in focus on every measure beside Retain too; against the reference these are in
-    :func:`workflows.stats.tables.measure_frame`.
+    :func:`workflows.stats.frames.measure_frame`.
 
     Args:
         panels: What is compared.

@@ -3,7 +3,7 @@
     python -m workflows.steps.cost --shape llama32_1b --rows shortgpt,slicegpt --out cost.json
 
 Rows run the fit step one after the other, each in its own process, on the same folder of weights.
---workdir keeps the rows that are done, so an interrupted call continues.
+--workdir keeps the rows that are done, so an interrupted call continues. MB are 2^20 bytes.
 """
 
 from __future__ import annotations
@@ -27,16 +27,17 @@ from methods.core.model.backbone import shape_config
 from methods.core.model.card import read_card
 from methods.core.model.shapes import SHAPES
 from methods.core.model.tensors import DTYPES
-from workflows.evaluation.store import kept
+from workflows.evaluation.store import stored_value
 from workflows.runtime.files import check_place, whole_file, whole_folder, write_json
 from workflows.runtime.program import (
     add_machine_arguments,
     check_positive,
+    command_of,
     run,
     set_up_torch,
     step_parser,
 )
-from workflows.runtime.provenance import code_hash, fit_parts, package_versions, provenance
+from workflows.runtime.provenance import code_hashes, fit_parts, package_versions, provenance
 from workflows.suite.job import data_parts, data_words
 
 
@@ -82,7 +83,7 @@ def main() -> None:
     with whole_file(ids) as part, part.open("wb") as stream:
         np.save(stream, np.random.default_rng(0).integers(0, vocabulary, shape))
     report = {
-        "command": {k: str(v) for k, v in vars(args).items() if v is not None and k != "out"},
+        "command": command_of(args),
         "weights_mb": round(sum(f.stat().st_size for f in backbone.iterdir()) / 2**20, 1),
         "rows": {row: cost_of(row, backbone, ids, home, args) for row in rows},
         **provenance(fit_parts(*map(find_row, rows))),
@@ -108,16 +109,15 @@ def cost_of(
     Raises:
         ValueError: The row does not fit, or its fit failed.
     """
-    code = {part: code_hash(part) for part in fit_parts(find_row(row))}
     identity = {
-        "code": code,
+        "code": code_hashes(fit_parts(find_row(row))),
         "versions": package_versions(),
         "device": args.device,
         "threads": args.threads,
         "host": node(),
     }
     file = home / f"{row}-{ids.stem}-{args.budget:g}.json"
-    cost = kept(file, identity, partial(fit, row, backbone, ids, home / row, args))
+    cost = stored_value(file, identity, partial(fit, row, backbone, ids, home / row, args))
     return {name: value for name, value in cost.items() if name != "identity"}
 
 

@@ -21,7 +21,7 @@ from workflows.demo.corpus import documents, items, task_names
 from workflows.demo.presets import PRESETS
 from workflows.demo.world import the_world
 from workflows.runtime.files import check_place, read_text, whole_file, write_json
-from workflows.runtime.hub import SLICE, data_files, describe_files, fetch_files
+from workflows.runtime.hub import SLICE, describe_files, fetch_files, split_files
 from workflows.runtime.program import run, step_parser
 from workflows.suite.checks import check_end, check_repository
 from workflows.suite.config import check_source
@@ -134,7 +134,7 @@ def read_hub(spec: dict[str, Any], provenance: Path) -> Iterator[dict[str, Any]]
     check_repository(spec["source"], "--source")
     owner, name, *more = spec["source"].removeprefix("hub:").split("/")
     repository, split = f"{owner}/{name}", spec["split"]
-    addresses = data_files(repository, more[0] if more else None, spec.get("revision"))
+    addresses = split_files(repository, more[0] if more else None, spec.get("revision"))
     if not addresses:
         raise ValueError(f"{repository} can be read only where the hub answers")
     base, _, part = split.partition(SLICE)

@@ -18,7 +18,7 @@ from methods.core.budget import check_budget
 from workflows.records.archive import ITEMS
 from workflows.records.parts import Score
 from workflows.records.record import Record
-from workflows.report.again import Again
+from workflows.report.repeat import RepeatCommands
 from workflows.report.results import Results, read_results
 from workflows.runtime.program import run, step_parser
 from workflows.stats.budget import prompt_skip, task_mean
@@ -67,7 +67,7 @@ def main() -> None:
         **fidelity_texts(panel, line, record),
         **difference_texts(panel, line, args.task, results.settings["focus"]),
         **item_texts(results, panel, file, score),
-        **Again.of(results).of_file(file),
+        **RepeatCommands.of(results).of_file(file),
     }
     width = max(14, *(len(name) + 1 for name in parts))
     for name, text in parts.items():

@@ -64,7 +64,7 @@ def main() -> None:
     spec = check_source(raw, "backbone")
     kind, _, name = spec["path"].partition(":")
     if kind not in SOURCES:
-        forms = ", ".join(told for _, told in FORMS.values())
+        forms = ", ".join(example for _, example in FORMS.values())
         raise ValueError(f"--source '{spec['path']}' is none of {forms}")
     check_origin(spec, "--source")
     whole = resumable_folder(args.out, json.dumps(spec, sort_keys=True))

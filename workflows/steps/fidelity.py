@@ -13,9 +13,15 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from workflows.evaluation.fidelity import SUMS, check_texts, compare, identity, reference_of
+from workflows.evaluation.fidelity import (
+    SUMS,
+    check_texts,
+    compare_with_dense,
+    identity,
+    reference_of,
+)
 from workflows.evaluation.models import describe_model, load_any, model_identity
-from workflows.evaluation.store import kept
+from workflows.evaluation.store import stored_value
 from workflows.records.card import rows_of
 from workflows.runtime.contents import Contents
 from workflows.runtime.devices import claim_device
@@ -78,10 +84,12 @@ def main() -> None:
     def measure() -> dict[str, Any]:
         with claim_device(args.device) as device:
             loaded = load_any(args.model, None, device)
-            return compare(loaded, reference, args.texts, args.max_length, args.batch_size).means()
+            return compare_with_dense(
+                loaded, reference, args.texts, args.max_length, args.batch_size
+            ).means()
 
-    given = identity(row, reference, args.texts, args.max_length, contents)
-    result = kept(args.out, given, measure)
+    made_from = identity(row, reference, args.texts, args.max_length, contents)
+    result = stored_value(args.out, made_from, measure)
     for kind in (name for name in SUMS if name in result):
         means = result[kind]
         print(

@@ -38,7 +38,7 @@ from workflows.runtime.program import (
     set_up_torch,
     step_parser,
 )
-from workflows.runtime.provenance import code_hash, cpu_capability, fit_parts, provenance
+from workflows.runtime.provenance import code_hashes, cpu_capability, fit_parts, provenance
 from workflows.suite.job import DATA_PARTS
 
 # Decisions of a routed fit that go into its record: what training and calibration reached.
@@ -155,7 +155,7 @@ def check_data(args: argparse.Namespace, row: Row) -> None:
 
 def code_of(row: Row) -> str:
     """A digest of the code of a fit. Only the same code continues a snapshot: a card names one."""
-    code = {part: code_hash(part) for part in fit_parts(row)} | {"torch": torch.__version__}
+    code = code_hashes(fit_parts(row)) | {"torch": torch.__version__}
     return hashlib.sha256(json.dumps(code, sort_keys=True).encode()).hexdigest()[:12]
 
 

@@ -32,8 +32,7 @@ TESTS = (
     # Compiling for other GPUs takes minutes and needs no GPU.
     "--ignore-glob=*_compiled.py",
 )  # fmt: skip
-# Seconds of the tests.
-TESTING = 130
+TEST_SECONDS = 130
 # Part -> seconds, arguments of the time step.
 TIMED = {
     "decode": (
@@ -87,14 +86,14 @@ def main() -> None:
         processes = min(MOST_PROCESSES, os.cpu_count() or 1)
         words = "--dist load -v --tb=short --maxfail=10 -p no:cacheprovider -rs"
         command = ["-m", "pytest", "-n", str(processes), *words.split(), *TESTS]
-        ends["tests"] = note(args.out / "tests.json", command, timeout=TESTING + GRACE)
+        ends["tests"] = run_part(args.out / "tests.json", command, timeout=TEST_SECONDS + GRACE)
     for part in (part for part in TIMED if part in parts):
         seconds, words = TIMED[part]
         out = args.out / f"{part}.json"
         machine = ["--device", args.device, "--shape", args.shape, "--dtype", args.dtype]
         limits = ["--rounds", str(args.rounds), "--minutes", str(seconds / 60), "--out", str(out)]
         command = ["-m", "workflows.steps.time", "--method", "hero", *words.split()]
-        ends[part] = note(
+        ends[part] = run_part(
             args.out / f"{part}.run.json", [*command, *machine, *limits],
             timeout=seconds + GRACE,
         )  # fmt: skip
@@ -102,7 +101,7 @@ def main() -> None:
         raise ValueError(f"{', '.join(failed)} failed; see the logs in {args.out}")
 
 
-def note(file: Path, command: list[str], timeout: float) -> int | None:
+def run_part(file: Path, command: list[str], timeout: float) -> int | None:
     """Run Python with a command from the root; write its outcome to ``file``, its output to a log.
 
     Returns:

@@ -11,15 +11,14 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import yaml
 from lm_eval.__main__ import cli_evaluate
 
 import workflows.evaluation.registered  # noqa: F401
 from workflows.evaluation.loading import confine_templates
 from workflows.evaluation.taskfiles import as_list, check_files
 from workflows.runtime.program import run, set_up_torch
+from workflows.suite.config import read_yaml
 
 
 def folders_and_tasks() -> tuple[list[str], list[str]]:
@@ -33,23 +32,13 @@ def folders_and_tasks() -> tuple[list[str], list[str]]:
     parser.add_argument("--tasks", "-t", action="extend", nargs="*", default=[])
     parser.add_argument("--config", "-C", action="append", default=[])
     args, _ = parser.parse_known_args()
-    sources = [vars(args), *map(_read, args.config)]
+    configs = [read_yaml(Path(name), "--config") for name in args.config]
+    sources = [vars(args), *configs]
     folders, tasks = (
         [str(value) for source in sources for value in as_list(source.get(key))]
         for key in ("include_path", "tasks")
     )
     return folders, [task for words in tasks for task in words.split(",")]
-
-
-def _read(name: str) -> dict[str, Any]:
-    """A config file of lm-eval."""
-    try:
-        config = yaml.safe_load(Path(name).read_text("utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(f"--config {name} is not valid YAML: {error}") from error
-    if not isinstance(config, dict):
-        raise ValueError(f"--config {name} is no mapping of keys")
-    return config
 
 
 def check_tasks(tasks: Sequence[str]) -> None:

@@ -10,7 +10,6 @@ out, or trained adapters of HeRo's width replace them for every token. Test item
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,7 +21,7 @@ from transformers import PreTrainedModel
 from methods import load_method
 from methods.base import Request
 from methods.core.data import Data, check_file
-from methods.core.jsonfile import parse_json
+from methods.core.jsonfile import parse_json, read_json
 from methods.core.model.backbone import count, ffn, layers, load_backbone
 from methods.core.model.ledger import Ledger
 from methods.core.routing.routed import route
@@ -59,7 +58,7 @@ def main() -> None:
     for part in ("training", "validation"):
         check_file(args.data / f"{part}.jsonl", part)
     set_up_torch(args.threads)
-    training = json.loads((args.model / "training.json").read_text(encoding="utf-8"))
+    training = read_json(args.model / "training.json")
     backbone = load_backbone(args.model)
     world = the_world(training.get("world", "demo"))
     tasks = task_names(world)

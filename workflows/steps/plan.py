@@ -21,7 +21,7 @@ from workflows.runtime.program import add_suite_argument, run, step_parser
 from workflows.suite.config import read_configs
 from workflows.suite.jobs import read_suite
 from workflows.suite.plan import plan
-from workflows.suite.show import lines
+from workflows.suite.plan_text import plan_lines
 
 
 def arguments() -> argparse.Namespace:
@@ -38,7 +38,7 @@ def main() -> None:
     if args.out is not None:
         check_place(args.out, ".json")
     costs = plan(read_suite(read_configs(args.suite)))
-    print("\n".join(lines(costs)))
+    print("\n".join(plan_lines(costs)))
     if args.out is not None:
         write_text(args.out, json.dumps(costs, indent=1) + "\n")
         print(f"wrote {args.out}")

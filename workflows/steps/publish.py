@@ -18,17 +18,17 @@ from pathlib import Path
 import pandas as pd
 
 from workflows.records.archive import ARCHIVE
-from workflows.report.cautions import remarks
+from workflows.report.cautions import all_cautions
 from workflows.report.figures import METADATA, drawings
-from workflows.report.figures.data import Data
+from workflows.report.figures.data import FigureFrames
 from workflows.report.figures.style import use
-from workflows.report.frames import make_frames
 from workflows.report.page import source
 from workflows.report.paper.above import above_frame
 from workflows.report.published import REFERENCE, SOURCE
 from workflows.report.readme import page_of, render, templates
 from workflows.report.results import read_results
 from workflows.report.seeds import SeedSpread, add_spread_argument, read_spread
+from workflows.report.tables import make_frames
 from workflows.runtime.files import delete_others, whole_file, write_json, write_text
 from workflows.runtime.program import run, step_parser
 
@@ -88,7 +88,7 @@ def publish(places: Sequence[Path], reference: Path, spread: SeedSpread | None) 
     out = reference / suite
     for name, frame in make_frames(results, spread).items():
         write_text(out / f"{name}.csv", frame.to_csv(index=False))
-    write_json(out / SOURCE, source(results, remarks(results)))
+    write_json(out / SOURCE, source(results, all_cautions(results)))
     results.write_archive(out / ARCHIVE)
     draw_figures(out)
     return out
@@ -103,7 +103,7 @@ def draw_figures(folder: Path) -> None:
     retain, differences = (
         pd.read_csv(folder / f"{name}.csv") for name in ("retain", "differences")
     )
-    data = Data(retain, differences, pd.DataFrame())
+    data = FigureFrames(retain, differences, pd.DataFrame())
     drawn = set()
     with use():
         for name, figure in drawings(data, 2, SHOWN):

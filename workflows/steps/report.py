@@ -12,18 +12,17 @@ import gc
 import sys
 from pathlib import Path
 
-from workflows.report.cautions import remarks
+from workflows.report.cautions import all_cautions
 from workflows.report.figures import draw_all
 from workflows.report.figures.data import run_frames
-from workflows.report.frames import make_frames
 from workflows.report.page import page, source
 from workflows.report.render import latex, markdown
 from workflows.report.results import read_results
 from workflows.report.seeds import add_spread_argument, read_spread
-from workflows.report.tables import make_tables
+from workflows.report.tables import make_frames, make_tables
 from workflows.runtime.files import delete_earlier, write_text
 from workflows.runtime.program import run, step_parser
-from workflows.stats.tables import layer_frame
+from workflows.stats.frames import layer_frame
 
 
 def arguments() -> argparse.Namespace:
@@ -46,7 +45,7 @@ def main() -> None:
     results = read_results(args.results)
     frames = make_frames(results, spread)
     seeds_of = "" if spread is None else spread.label(results.settings)
-    sentences = remarks(results)
+    sentences = all_cautions(results)
     tables = make_tables(results, frames, seeds_of)
     # Thousands of records stay to the end: the collector need not look at them for every figure.
     gc.freeze()

@@ -22,7 +22,7 @@ import pandas as pd
 import torch
 
 from methods.core.model.checkpoint import Loaded
-from workflows.evaluation.fidelity import check_texts, compare, reference_of
+from workflows.evaluation.fidelity import check_texts, compare_with_dense, reference_of
 from workflows.evaluation.fidelity import identity as fidelity_identity
 from workflows.evaluation.harness import CountingLM
 from workflows.evaluation.loading import reasons_not_to_run
@@ -33,7 +33,7 @@ from workflows.evaluation.models import (
     model_identity,
 )
 from workflows.evaluation.score import Scores, pool, rates_by_kind, score
-from workflows.evaluation.store import FIDELITY, HASHES, ScoreStore, kept
+from workflows.evaluation.store import FIDELITY_FILE, HASHES_FILE, ScoreStore, stored_value
 from workflows.evaluation.tasklist import (
     TaskEntry,
     add_limit_argument,
@@ -133,7 +133,7 @@ def main() -> None:
     check_names(entries, [OWN_TASKS, *folders])
     set_up_torch(args.threads)
     with claim_device(args.device) as device:
-        record, items = evaluate(args, entries, folders, device)
+        record, items = score_model(args, entries, folders, device)
     value = record.to_json()
     # Refuse a record that breaks the schema, before it is written.
     to_record(value)
@@ -156,7 +156,7 @@ def main() -> None:
     print(f"wrote {args.out}")
 
 
-def evaluate(
+def score_model(
     args: argparse.Namespace, entries: list[TaskEntry], folders: list[Path], device: str
 ) -> tuple[Record, pd.DataFrame | None]:
     """The record, and the frame of items (None where the row is not applicable)."""
@@ -177,7 +177,7 @@ def evaluate(
         share_prefix=args.share_prefix,
     )
     folder = args.out.with_suffix(".tasks")
-    contents = Contents(folder / HASHES)
+    contents = Contents(folder / HASHES_FILE)
     # A stored score is used again only if all of this is as it was.
     identity = {
         "model": model_identity(args.model, args.backbone, card, contents),
@@ -229,13 +229,15 @@ def measure_fidelity(
 
     def measure() -> dict[str, Any]:
         start = time.perf_counter()
-        fidelity = compare(
+        fidelity = compare_with_dense(
             checkpoint, args.reference, args.fidelity, args.fidelity_length, args.batch_size
         )
         return fidelity.as_json() | {"seconds": round(time.perf_counter() - start, 2)}
 
-    given = fidelity_identity(row, args.reference, args.fidelity, args.fidelity_length, contents)
-    value = kept(args.out.with_suffix(".tasks") / FIDELITY, given, measure)
+    made_from = fidelity_identity(
+        row, args.reference, args.fidelity, args.fidelity_length, contents
+    )
+    value = stored_value(args.out.with_suffix(".tasks") / FIDELITY_FILE, made_from, measure)
     contents.save()
     return Fidelity.of({name: part for name, part in value.items() if name != "identity"})
 

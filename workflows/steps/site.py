@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from workflows import ROOT
-from workflows.report.lead import Frames, verdict
+from workflows.report.lead import verdict
 from workflows.report.page import Links, asset, environment, page
 from workflows.report.places import read_suite_file
-from workflows.report.published import read_frames
+from workflows.report.published import Frames, read_frames
 from workflows.report.seeds import read_spread
 from workflows.report.tables import frame_tables
 from workflows.runtime.files import write_text

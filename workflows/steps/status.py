@@ -16,7 +16,7 @@ from workflows.runtime.heartbeat import last_lines
 from workflows.runtime.program import add_suite_argument, check_positive, run, step_parser
 from workflows.suite.config import read_configs
 from workflows.suite.jobs import Suite, read_suite
-from workflows.suite.progress import Costs, in_words, sum_in_words
+from workflows.suite.progress import PastTimes, in_words, sum_in_words
 from workflows.suite.states import State, state_of, suite_steps
 
 SHOWN = ("running", "stalled", "failed")
@@ -62,10 +62,10 @@ def status_lines(suite: Suite, states: Sequence[State], lines: int) -> Iterator[
 
 def time_left(suite: Suite, states: Sequence[State]) -> str:
     """The time that the other jobs will take, as many side by side as run now."""
-    costs = Costs(suite)
+    past = PastTimes(suite)
     all_seconds = []
     for state in (state for state in states if state.name != "done"):
-        seconds = costs.expected(state.step.log)
+        seconds = past.expected(state.step.log)
         all_seconds.append(None if seconds is None else max(0.0, seconds - state.seconds))
     if not any(seconds is not None for seconds in all_seconds):
         return ""

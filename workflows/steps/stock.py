@@ -54,7 +54,7 @@ def main() -> None:
         raise ValueError(f"--backbone '{name}' is not in the suite (it has: {names})")
     set_up_torch(args.threads)
     entries = [entry for entry in suite.entries if not entry.is_perplexity]
-    table = compare(suite, name, limited(entries, args.limit))
+    table = score_twice(suite, name, limited(entries, args.limit))
     with whole_file(args.out) as file:
         table.to_csv(file, index=False)
     print(
@@ -64,7 +64,7 @@ def main() -> None:
     print(f"wrote {args.out}")
 
 
-def compare(suite: Suite, name: str, entries: list[TaskEntry]) -> pd.DataFrame:
+def score_twice(suite: Suite, name: str, entries: list[TaskEntry]) -> pd.DataFrame:
     """A line per task, on the CPU; lm-eval's class reads the folder through transformers alone.
 
     Raises:

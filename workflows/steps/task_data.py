@@ -16,11 +16,11 @@ from workflows.evaluation.taskfiles import names_files
 from workflows.evaluation.tasklist import TaskEntry, add_task_folder, read_entries, task_folders
 from workflows.runtime.files import write_json
 from workflows.runtime.hub import (
-    data_files,
     describe_files,
     fetch_files,
     one_sentence,
     split_address,
+    split_files,
 )
 from workflows.runtime.program import run, step_parser
 
@@ -62,7 +62,7 @@ def fetch(entry: TaskEntry, task_folders: Sequence[Path]) -> dict[str, Any]:
     """
     files: list[dict[str, Any]] = []
     for repository, config, revision in sources_of(entry, task_folders):
-        addresses = data_files(repository, config, revision)
+        addresses = split_files(repository, config, revision)
         unique = dict.fromkeys(
             a for split in addresses.values() for a in split if split_address(a)[0]
         )

@@ -6,7 +6,7 @@ the time that dense takes without what may be skipped.
 
     block          one routed FFN on 2,048 tokens, forward, and forward with backward
     prefill        a prompt, logits of its last token
-    decode         one new token per sequence behind a cached prompt
+    decode         one new token per sequence after a cached prompt
     static         the same in a static cache, on a GPU as one CUDA graph
     training       one step of the method, over LoRA on every linear layer
     training-ffn   the same, over LoRA on the FFNs of the routed layers alone
@@ -53,6 +53,7 @@ from workflows.runtime.files import check_place, write_json
 from workflows.runtime.program import (
     add_machine_arguments,
     check_positive,
+    command_of,
     peak_memory_mb,
     run,
     set_up_torch,
@@ -61,7 +62,7 @@ from workflows.runtime.program import (
 from workflows.runtime.provenance import fit_parts, provenance
 from workflows.timing.cases import case_name, cases, check_length, rates
 from workflows.timing.inference import Texts, time_decode, time_prefill, time_static
-from workflows.timing.modes import Bench, Line, time_block, time_training, time_update
+from workflows.timing.modes import Bench, Timing, time_ffn, time_training, time_update
 from workflows.timing.pair import Models, build_pair
 
 INFERENCE = {"prefill": time_prefill, "decode": time_decode, "static": time_static}
@@ -82,7 +83,7 @@ class Piece(NamedTuple):
     """
 
     name: str
-    measure: Callable[[], list[Line] | None]
+    measure: Callable[[], list[Timing] | None]
     trains: bool = False
 
 
@@ -129,7 +130,7 @@ def main() -> None:
     set_up_torch(args.threads)
     torch.manual_seed(0)
     deadline = monotonic() + 60 * args.minutes
-    lines: list[Line] = []
+    lines: list[Timing] = []
     with claim_device(args.device) as device:
         bench = Bench(device, args.rounds, args.warmup)
         pieces = list(of_model(args, bench) if args.model else of_shape(args, bench))
@@ -224,11 +225,11 @@ def check_modes(row: str, modes: Sequence[str], router: Router | None) -> None:
 
 
 def write(
-    args: argparse.Namespace, made_by: dict[str, Any], device: str, lines: list[Line], rest: int
+    args: argparse.Namespace, made_by: dict[str, Any], device: str, lines: list[Timing], rest: int
 ) -> None:
     """Write what is measured so far; ``rest`` counts the cases that are not."""
     report = {
-        "command": {k: str(v) for k, v in vars(args).items() if v is not None and k != "out"},
+        "command": command_of(args),
         "device": torch.cuda.get_device_name() if device.startswith("cuda") else device,
         "lines": lines,
         "left": rest,
@@ -238,7 +239,7 @@ def write(
     write_json(args.out, report)
 
 
-def show(line: Line) -> None:
+def show(line: Timing) -> None:
     """A line in words."""
     share = line["realised_share"]
     print(
@@ -273,7 +274,7 @@ def of_shape(args: argparse.Namespace, bench: Bench) -> Iterator[Piece]:
     yield from _compilation(args, models)
     for rate in rates(args.bypass):
         if "block" in modes:
-            yield Piece(f"block bypass {rate}", partial(time_block, routed, rate, bench))
+            yield Piece(f"block bypass {rate}", partial(time_ffn, routed, rate, bench))
         yield from inference(models, texts, rate, args, bench)
 
 
@@ -323,7 +324,7 @@ def inference(
             yield Piece(name, measure)
 
 
-def _one_line(function: Callable[..., Line], *arguments: object) -> list[Line]:
+def _one_line(function: Callable[..., Timing], *arguments: object) -> list[Timing]:
     return [function(*arguments)]
 
 

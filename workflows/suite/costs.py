@@ -15,10 +15,10 @@ from methods.api import Backbone, Cost, Request, TrainingParams
 from methods.core.model.backbone import empty_backbone, shape_config
 from methods.core.model.folder import read_config
 from methods.core.model.shapes import SHAPES
-from workflows.stats.bounds import prefill_flops, training_flops
 from workflows.suite.commands import PROBE_ROWS
 from workflows.suite.job import FIDELITY, Job
 from workflows.suite.jobs import Suite
+from workflows.suite.load import load_of
 from workflows.suite.machines import DISK_RATE, START_SECONDS, Machine
 from workflows.suite.memory import (
     Dense,
@@ -27,7 +27,7 @@ from workflows.suite.memory import (
     scoring_memory,
     training_memory,
 )
-from workflows.suite.tasks import load_of
+from workflows.timing.bounds import prefill_flops, training_flops
 
 # Mean tokens of a chat of Tulu-3, cut to 2,048: its 3,102 bytes (2.914 GB in 939,343 chats) are
 # about 750 tokens, 620 to 680 after the cut.
@@ -39,7 +39,7 @@ ANSWERS = 3
 
 
 @dataclass(frozen=True)
-class Work:
+class StepWork:
     """A fit or an evaluation.
 
     Args:
@@ -72,14 +72,14 @@ class JobCost:
     """
 
     job: Job
-    fit: Work
-    evaluation: Work
+    fit: StepWork
+    evaluation: StepWork
     trained: int
     weights: float
     own_weights: float
     width: int
 
-    def seconds(self, work: Work, machine: Machine) -> float:
+    def seconds(self, work: StepWork, machine: Machine) -> float:
         """Of the fit or the evaluation on a machine, start and loading included."""
         start = START_SECONDS + self.weights / DISK_RATE
         return start + machine.seconds(work.flops, self.width, work.layer_passes, work.weight_bytes)
@@ -102,7 +102,7 @@ def job_cost(suite: Suite, job: Job, root: Path) -> JobCost:
     lender = None if job.lender is None else root / job.lender.model
     request = Request(job.budget, job.seed, Path(), job.match or "pooled", lender)
     if method.skip_reason(backbone, request) is not None:
-        return JobCost(job, Work(), Work(), 0, dense.weights, 0.0, dense.shape.width)
+        return JobCost(job, StepWork(), StepWork(), 0, dense.weights, 0.0, dense.shape.width)
     cost = method.cost(backbone, request)
     training = method.params if isinstance(method.params, TrainingParams) else None
     shared = suite.config["share_prefix"] and method.batchable()
@@ -135,7 +135,7 @@ def backbone_of(suite: Suite, name: str, root: Path) -> Backbone:
     )
 
 
-def _fit(suite: Suite, dense: Dense, cost: Cost, training: TrainingParams | None) -> Work:
+def _fit(suite: Suite, dense: Dense, cost: Cost, training: TrainingParams | None) -> StepWork:
     """Training, if any, and passes over the calibration and the probe texts."""
     config, shape = suite.config, dense.shape
     rows = config["data"].get("calibration", {}).get("rows", 0)
@@ -147,7 +147,7 @@ def _fit(suite: Suite, dense: Dense, cost: Cost, training: TrainingParams | None
     passes = cost.passes * math.ceil(texts / batch) * shape.layers if batch else 0.0
     memory = calibration_memory(dense, batch * length) if cost.passes else dense.weights
     if training is None:
-        return Work(0.0, flops, passes, 0.0, memory)
+        return StepWork(0.0, flops, passes, 0.0, memory)
     tokens = float(training.updates * training.batch_tokens)
     positions = PADDING * training.batch_tokens
     parts = math.ceil(positions / (training.micro_tokens or positions))
@@ -157,7 +157,7 @@ def _fit(suite: Suite, dense: Dense, cost: Cost, training: TrainingParams | None
     per_token = training_flops(shape, 2 * row, 0.0, cost.trained, recomputed, cost.layers)
     passes += training.updates * parts * (shape.layers + (2 + recomputed) * cost.layers)
     peak = training_memory(dense, cost, positions / parts, row, recomputed)
-    return Work(tokens, flops + PADDING * tokens * per_token, passes, 0.0, max(memory, peak))
+    return StepWork(tokens, flops + PADDING * tokens * per_token, passes, 0.0, max(memory, peak))
 
 
 def _probe_tokens(suite: Suite) -> float:
@@ -172,7 +172,7 @@ def _probe_tokens(suite: Suite) -> float:
 
 def _evaluation(
     suite: Suite, dense: Dense, budget: float, shared: bool, weights: float, trained: int
-) -> Work:
+) -> StepWork:
     """One pass of the harness over all tasks; ``shared``: each context runs once for its choices.
 
     A row runs the dense parameters less its budget, and what it trained. On the texts of fidelity
@@ -193,4 +193,4 @@ def _evaluation(
         passes += 2 * math.ceil(texts / size)
         longest = size * suite.config["max_length"]
         memory = max(memory, fidelity_memory(dense, weights + 4 * trained, longest))
-    return Work(tokens, flops, passes * shape.layers, weight_bytes, memory)
+    return StepWork(tokens, flops, passes * shape.layers, weight_bytes, memory)

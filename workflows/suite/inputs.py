@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from methods.core.facts import read_fetched
 from workflows.evaluation.tasklist import TaskEntry, entry_files, read_entries
-from workflows.runtime.contents import SETTINGS, TOKENIZER, WEIGHTS, model_files
+from workflows.runtime.contents import SETTINGS_FILES, TOKENIZER_FILES, WEIGHTS_FILES, model_files
 from workflows.runtime.files import write_json
-from workflows.suite.checks import fetched_note, is_file, is_local, origin
+from workflows.suite.checks import is_file, is_local, origin
 from workflows.suite.job import Job
 from workflows.suite.jobs import Suite
 
@@ -50,12 +51,12 @@ def fit_files(suite: Suite, job: Job) -> list[str]:
 
 def backbone_files(suite: Suite, name: str) -> list[str]:
     """The files of a local backbone; the folder of one that a rule prepares."""
-    return _of_model(suite, name, *SETTINGS, *TOKENIZER, *WEIGHTS)
+    return _of_model(suite, name, *SETTINGS_FILES, *TOKENIZER_FILES, *WEIGHTS_FILES)
 
 
 def tokenizer_files(suite: Suite, name: str) -> list[str]:
     """The same without weights: what turns texts into tokens."""
-    return _of_model(suite, name, *SETTINGS, *TOKENIZER)
+    return _of_model(suite, name, *SETTINGS_FILES, *TOKENIZER_FILES)
 
 
 def origin_files(suite: Suite, name: str) -> list[str]:
@@ -74,7 +75,7 @@ def check_fetched(suite: Suite) -> None:
         name for name, spec in suite.config["backbones"].items() if not is_local(spec["path"])
     ]
     for name in fetched:
-        asked, note = suite.origins[name], fetched_note(suite.backbone_folder(name))
+        asked, note = suite.origins[name], read_fetched(Path(suite.backbone_folder(name)))
         held = origin(note.get("source", asked))
         # Fetched by hand without a hash, it has that of what came.
         came = note.get("wheel", note.get("sha256"))
@@ -109,7 +110,7 @@ def renew_models(suite: Suite) -> None:
         stamp = folder / STAMP
         if stamp.is_file():
             made_at = stamp.stat().st_mtime_ns
-            files = model_files(folder, *SETTINGS, *TOKENIZER, *WEIGHTS)
+            files = model_files(folder, *SETTINGS_FILES, *TOKENIZER_FILES, *WEIGHTS_FILES)
             if any(file.stat().st_mtime_ns > made_at for file in files):
                 stamp.touch()
 

@@ -21,8 +21,8 @@ from workflows.evaluation.tasknames import OWN_TASKS, check_names, hub_task_name
 from workflows.records.record import Protocol
 from workflows.runtime.provenance import SCORING, code_files
 from workflows.suite.checks import (
-    SELF,
-    TASKS,
+    FROM_BACKBONE,
+    FROM_TASKS,
     WORLD,
     check_fidelity,
     check_first,
@@ -31,13 +31,12 @@ from workflows.suite.checks import (
     check_probe,
     check_retain,
     check_timing,
-    fetched_note,
     is_local,
     origin,
 )
 from workflows.suite.config import protocols, with_defaults
 from workflows.suite.job import FIDELITY, Job, data_parts, relative
-from workflows.suite.table import TableLine, read_table, seeds_at
+from workflows.suite.table import SuiteRow, read_table, seeds_at
 
 PAGES = {".py", ".html", ".css", ".js", ".mplstyle", ".csv", ".yaml"}
 # File beside a probe that lists the tasks it was made of.
@@ -98,9 +97,11 @@ class Suite:
     @cached_property
     def origins(self) -> dict[str, dict[str, Any]]:
         """What is fetched for each backbone; not a revision that came before the suite named it."""
+        from methods.core.facts import read_fetched
+
         origins = {name: origin(spec) for name, spec in self.config["backbones"].items()}
         for name, asked in origins.items():
-            note = fetched_note(self.backbone_folder(name))
+            note = read_fetched(Path(self.backbone_folder(name)))
             unnamed = "revision" not in note.get("source", asked)
             if unnamed and asked.get("revision", "") == note.get("commit"):
                 del asked["revision"]
@@ -135,7 +136,7 @@ class Suite:
     @property
     def probes_tasks(self) -> bool:
         """Whether the probe is made of the tasks' own training splits."""
-        return bool(self.config["data"].get("probe", {}).get("source") == TASKS)
+        return bool(self.config["data"].get("probe", {}).get("source") == FROM_TASKS)
 
     @cached_property
     def probe_tasks(self) -> list[Any]:
@@ -153,7 +154,7 @@ class Suite:
     @property
     def own_parts(self) -> list[str]:
         """Parts of the data that the suite's one backbone writes itself."""
-        return [part for part, data in self.config["data"].items() if data["source"] == SELF]
+        return [part for part, raw in self.config["data"].items() if raw["source"] == FROM_BACKBONE]
 
     def noise_files(self) -> list[str]:
         """Records of the reference, at its lowest budget, at other batch sizes; beside its own."""
@@ -184,8 +185,7 @@ class Suite:
 
     def timing_code(self) -> list[str]:
         """The files whose change makes the timings run again."""
-        step = ROOT / "workflows" / "steps" / "time.py"
-        return relative([*code_files("workflows/timing"), step])
+        return relative([*code_files("workflows/timing"), ROOT / "workflows" / "steps" / "time.py"])
 
     def text_code(self) -> list[str]:
         """The files whose change makes texts, probe and tokens again."""
@@ -325,12 +325,12 @@ def check_again(suite: Suite, root: Path = ROOT) -> None:
 
 
 def _jobs(
-    config: Mapping[str, Any], backbone: str, line: TableLine, table: Mapping[str, TableLine]
+    config: Mapping[str, Any], backbone: str, line: SuiteRow, table: Mapping[str, SuiteRow]
 ) -> list[Job]:
     """The jobs of a line on a backbone, with those they start from or borrow from."""
     all_protocols = protocols(config)
 
-    def make(line: TableLine, budget: float | None, seed: int, match: Protocol) -> Job:
+    def make(line: SuiteRow, budget: float | None, seed: int, match: Protocol) -> Job:
         seed = seed if line.method.stochastic else line.seeds[0]
         start = None if line.start is None else make(table[line.start], budget, seed, match)
         lender = None if line.lender is None else make(table[line.lender], budget, seed, match)

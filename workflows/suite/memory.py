@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from methods.api import Backbone, Cost, count, layers, widths
-from workflows.stats.bounds import Shape
-from workflows.suite.tasks import Load
+from workflows.suite.load import Load
+from workflows.timing.bounds import DecoderSizes
 from workflows.timing.modes import shape_of
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -38,7 +38,7 @@ class Dense:
         number: Bytes of one number.
     """
 
-    shape: Shape
+    shape: DecoderSizes
     parameters: int
     layer: int
     channels: int

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from workflows import ROOT
-from workflows.suite.checks import TASKS
+from workflows.suite.checks import FROM_TASKS
 from workflows.suite.costs import CHAT, JobCost, job_cost
 from workflows.suite.job import FIDELITY
 from workflows.suite.jobs import Suite
+from workflows.suite.load import unknown_tasks
 from workflows.suite.machines import GB, MACHINES
-from workflows.suite.tasks import unknown_tasks
 
 # Hub data sets: documents and their bytes. PG19's validation split is 50 books.
 DATASETS = {"allenai/tulu-3-sft-mixture": (939_343, 3_102), "emozilla/pg19": (50, 420_000)}
@@ -57,7 +57,9 @@ def _unknown_texts(suite: Suite) -> list[str]:
     """Parts of the data that fits or rows run on and of which nothing says how many texts."""
     data = suite.config["data"]
     parts = ("calibration", "probe" if "probe" in data else "validation", FIDELITY)
-    counted = [part for part, spec in data.items() if "rows" in spec or spec["source"] == TASKS]
+    counted = [
+        part for part, spec in data.items() if "rows" in spec or spec["source"] == FROM_TASKS
+    ]
     return [f"data.{part}" for part in parts if part in data and part not in counted]
 
 

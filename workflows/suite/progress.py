@@ -35,7 +35,7 @@ class RunNames:
         return ", ".join([*words, f"seed {job.seed}"])
 
 
-class Costs:
+class PastTimes:
     """How long jobs take, estimated from jobs that ended.
 
     The estimate is the median over the most similar jobs: the same job in an earlier run, else the
@@ -91,18 +91,18 @@ class TimeLeft:
 
     def __init__(self, suite: Suite, open_jobs: Callable[[], Iterable[Any]], at_once: int) -> None:
         self.suite, self.open_jobs, self.at_once = suite, open_jobs, at_once
-        self.costs: Costs | None = None
+        self.past: PastTimes | None = None
         self.read_at = 0.0
 
     def __format__(self, log: str) -> str:
-        if self.costs is None or monotonic() > self.read_at + FRESH:
-            self.costs, self.read_at = Costs(self.suite), monotonic()
-        costs = self.costs
-        seconds = costs.expected(Path(log))
+        if self.past is None or monotonic() > self.read_at + FRESH:
+            self.past, self.read_at = PastTimes(self.suite), monotonic()
+        past = self.past
+        seconds = past.expected(Path(log))
         if seconds is None:
             return "no job like it has run before"
         files = [Path(str(job.benchmark)) for job in self.open_jobs() if job.benchmark]
-        rest = sum_in_words([costs.expected(file) for file in files], self.at_once)
+        rest = sum_in_words([past.expected(file) for file in files], self.at_once)
         return f"takes {in_words(seconds)}; left: {rest}"
 
 

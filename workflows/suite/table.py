@@ -1,4 +1,4 @@
-"""The lines of a suite's table: rows with their params, budgets and seeds; no torch here."""
+"""The rows of a suite with their params, budgets and seeds; no torch here."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def choose(choices: Choices, budget: float | None, match: Protocol | None) -> Ma
 
 
 @dataclass(frozen=True)
-class TableLine:
-    """A line of the suite's table; ``start`` and ``lender`` are names of other lines.
+class SuiteRow:
+    """A row of the suite; ``start`` and ``lender`` are names of others.
 
     ``layers`` are params: those of the suite, and those that the tune step chose.
     """
@@ -59,8 +59,8 @@ class TableLine:
 
 def read_table(
     config: Mapping[str, Any], rows: Mapping[str, Row], root: Path
-) -> dict[str, TableLine]:
-    """Name -> line of the suite's table.
+) -> dict[str, SuiteRow]:
+    """Name -> row of the suite.
 
     Args:
         config: Complete.
@@ -73,11 +73,11 @@ def read_table(
     names = _row_names(config["rows"], rows)
     tuned = _tuned(config, root)
     base = _base_layers(config, rows, tuned)
-    table: dict[str, TableLine] = {}
+    table: dict[str, SuiteRow] = {}
     for name in names:
         row = _find(rows, name, "rows")
         budgets = list(config["budgets"]) if row.budgeted else [None]
-        table[name] = TableLine(name, row, base[name], budgets, _seeds(name, row, config))
+        table[name] = SuiteRow(name, row, base[name], budgets, _seeds(name, row, config))
     for name, spec in config["derive"].items():
         if name in rows:
             raise ValueError(f"suite config, derive.{name}: a row has this name already")
@@ -116,7 +116,7 @@ def seeds_at(
 
 
 def _check_other(
-    line: TableLine, other: str, table: Mapping[str, TableLine], config: Mapping[str, Any]
+    line: SuiteRow, other: str, table: Mapping[str, SuiteRow], config: Mapping[str, Any]
 ) -> None:
     """The line that another starts or borrows from must run, at its budgets and under its seeds."""
     where = f"suite config, derive.{line.name}"
@@ -146,7 +146,7 @@ def _derived(
     rows: Mapping[str, Row],
     base: Mapping[str, Sequence[Choices]],
     tuned: Mapping[str, Choices],
-) -> TableLine:
+) -> SuiteRow:
     """A line derived from a row, or from a static row that a trained row starts from."""
     where = f"derive.{name}"
     for key in ("from", "then"):
@@ -175,7 +175,7 @@ def _derived(
         )
     layers = [*base[row.name], tuned.get(name, []), [Choice(spec["params"])]]
     seeds = _seeds(name, row, config)
-    return TableLine(name, row, layers, budgets, seeds, first, spec.get("lender"))
+    return SuiteRow(name, row, layers, budgets, seeds, first, spec.get("lender"))
 
 
 def _tuned(config: Mapping[str, Any], root: Path) -> dict[str, Choices]:

@@ -48,7 +48,7 @@ def _on_gpu(function: Callable[[], Any]) -> float:
     return before.elapsed_time(after) / 1000
 
 
-def compare(
+def time_ratio(
     seconds: list[float],
     dense: list[float],
     *,

@@ -18,11 +18,11 @@ from methods.core.routing.routed import router_of
 from methods.core.routing.router import Router
 from methods.core.seeds import generator
 from methods.kernels.choose import MOST_ROWS, available
-from methods.kernels.weights import attention_weights, branches
+from methods.kernels.operands import attention_weights, branches
 from workflows.timing.cases import Case, case_name
-from workflows.timing.clock import compare
+from workflows.timing.clock import time_ratio
 from workflows.timing.meters import joules, peak_memory
-from workflows.timing.modes import Bench, Line, forced_decisions
+from workflows.timing.modes import Bench, Timing, forced_decisions
 from workflows.timing.pair import Models
 from workflows.timing.work import Work, prompt_rates, step_rates
 
@@ -30,6 +30,7 @@ Arguments = dict[str, Any]
 Seconds = list[list[float]]  # of each model, call by call
 # Batch sizes for which the reads of a decoding step are predicted from a trace.
 BATCHES = (1, 2, 4, 8, 16, 32)
+RANDOM_TOKENS = 65536
 
 
 @dataclass(frozen=True)
@@ -43,9 +44,9 @@ class Texts:
     ids: Tensor
 
     @classmethod
-    def random(cls, vocabulary: int, tokens: int = 65536) -> Texts:
+    def random(cls, vocabulary: int) -> Texts:
         """Random ids, for models with random weights."""
-        return cls(torch.randint(vocabulary, (tokens,), generator=generator(0, "ids")))
+        return cls(torch.randint(vocabulary, (RANDOM_TOKENS,), generator=generator(0, "ids")))
 
     def rows(self, sequences: int, length: int, turn: int = 0) -> Tensor:
         """Ids (sequences, length), different in every turn."""
@@ -60,7 +61,7 @@ def time_prefill(
     texts: Texts,
     rate: float | None,
     bench: Bench,
-) -> Line:
+) -> Timing:
     """Time a prompt pass with logits of its last token, with another prompt in every turn.
 
     Args:
@@ -90,7 +91,7 @@ def time_prefill(
     ]
     saved = 0.0 if executed is None else works[0].saved(*prompt_rates(executed))
     nearer = _timed_bound(models, measure, saved)
-    times = compare(*seconds, bound=needs[0] / needs[1], timed_bound=nearer)
+    times = time_ratio(*seconds, bound=needs[0] / needs[1], timed_bound=nearer)
     memory = peak_memory(
         partial(next, _passes(model, prompts[:1], extra[:1]))
         for model, extra in ((row, forced), (models.dense, plain))
@@ -105,7 +106,7 @@ def time_decode(
     texts: Texts,
     rate: float | None,
     bench: Bench,
-) -> Line:
+) -> Timing:
     """Time decoding steps in eager mode: one token per sequence in every turn, after a context.
 
     Arguments as in :func:`time_prefill`; the tokens of a case are its context. ``predicted`` is the
@@ -128,7 +129,7 @@ def time_static(
     texts: Texts,
     rate: float | None,
     bench: Bench,
-) -> Line:
+) -> Timing:
     """Time decoding steps in a static cache, on a GPU each as one CUDA graph.
 
     Arguments as in :func:`time_decode`. ``masked``: some routed unit has no kernels, so it runs for
@@ -178,11 +179,11 @@ def _time_steps(
     rate: float | None,
     bench: Bench,
     begin: Callable[..., tuple[Cache, Iterator[None]]],
-) -> Line:
+) -> Timing:
     """The line of decoding steps: their times, and bounds from the bytes that they read.
 
     ``begin`` takes a model, its context (B, T) with arguments, then the tokens of all steps, each
-    (B, 1), with theirs. It returns the cache behind the context and an iterator that takes a step.
+    (B, 1), with theirs. It returns the cache after the context and an iterator that takes a step.
     It is called for the row first, then for dense.
     """
     row, context = models.row, case[1]
@@ -213,7 +214,7 @@ def _time_steps(
     ]
     saved = 0.0 if steps is None else works[0].saved(*step_rates(steps))
     nearer = _timed_bound(models, measure, saved)
-    times = compare(*seconds, bound=needs[0] / needs[1], timed_bound=nearer)
+    times = time_ratio(*seconds, bound=needs[0] / needs[1], timed_bound=nearer)
     line = {"mode": mode, "case": case_name(case), "bypass": _skip(steps), **times}
     if executed is not None:
         trace = executed.transpose(1, 2).flatten(0, 1)

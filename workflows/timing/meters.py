@@ -13,9 +13,10 @@ WINDOW = 2.5
 
 
 def peak_memory(functions: Iterable[Callable[[], Any]]) -> dict[str, Any]:
-    """Peak of CUDA memory in a call of the row and of dense, in MB; empty if no GPU is used.
+    """Peak of CUDA memory in a call of the row and of dense, in MB (2^20 bytes).
 
-    Both models stay in memory during both calls: the two values differ by what a call itself needs.
+    Empty if no GPU is used. Both models stay in memory during both calls: the two values differ by
+    what a call itself needs.
     """
     if not torch.cuda.is_initialized():
         return {}

@@ -24,17 +24,17 @@ from methods.core.seeds import generator
 from methods.core.training.documents import packed_attention
 from methods.core.training.lora import add_lora
 from methods.core.training.losses import lm_loss_sum
-from workflows.stats.bounds import Shape, training_flops
+from workflows.timing.bounds import DecoderSizes, training_flops
 from workflows.timing.cases import Case
-from workflows.timing.clock import compare, time_in_turn
+from workflows.timing.clock import time_in_turn, time_ratio
 from workflows.timing.meters import peak_memory
 
-Line = dict[str, Any]
+Timing = dict[str, Any]
 # Documents of equal length on every row of a training step.
 DOCUMENTS = 4
 
 
-def shape_of(model: PreTrainedModel) -> Shape:
+def shape_of(model: PreTrainedModel) -> DecoderSizes:
     """Sizes of a model, in parameters, from which bounds are computed."""
     router = router_of(model)
     first = layers(model)[0]
@@ -47,7 +47,7 @@ def shape_of(model: PreTrainedModel) -> Shape:
         own = (count(router) - adapters) // (1 if router.shared else routed)
     head = model.lm_head
     assert isinstance(head, nn.Module)
-    return Shape(
+    return DecoderSizes(
         width=int(model.config.hidden_size),
         layers=len(layers(model)),
         attention=count(attention(first)),
@@ -90,7 +90,7 @@ class Bench:
         return list(time_in_turn(names, self.rounds, self.warmup, self.device).values())
 
 
-def time_block(routed: PreTrainedModel, rate: float, bench: Bench) -> list[Line]:
+def time_ffn(routed: PreTrainedModel, rate: float, bench: Bench) -> list[Timing]:
     """Time one FFN with its adapter over the FFN alone, without the router, on 2,048 tokens.
 
     Both add the update to the residual stream, as a layer does; kernels run where they can.
@@ -109,15 +109,15 @@ def time_block(routed: PreTrainedModel, rate: float, bench: Bench) -> list[Line]
         leaf = rows.clone().requires_grad_(backward)
         routed_time, dense_time = bench.time(
             partial(
-                _block_step,
+                _ffn_step,
                 lambda x: add_ffn(x, x, Decision(execute), dense, alternative, False),
                 leaf,
                 trained,
             ),
-            partial(_block_step, lambda x: x + dense(x), leaf, trained),
+            partial(_ffn_step, lambda x: x + dense(x), leaf, trained),
         )
         case = "forward, backward" if backward else "forward"
-        times = compare(routed_time, dense_time, bound=bound)
+        times = time_ratio(routed_time, dense_time, bound=bound)
         lines.append({"mode": "block", "case": case, "bypass": real, **times})
     return lines
 
@@ -129,7 +129,7 @@ def time_training(
     recompute: bool,
     bench: Bench,
     ffns: bool = False,
-) -> Line:
+) -> Timing:
     """Time a training step (forward, backward) over one of LoRA on the same backbone.
 
     Args:
@@ -171,7 +171,7 @@ def time_training(
         training_flops(shape_of(routed), each, real, 0, recompute),
         training_flops(_dense_shape(routed), each, 0.0, trained, recompute, reached),
     ]
-    times = compare(*seconds, bound=work[0] / work[1])
+    times = time_ratio(*seconds, bound=work[0] / work[1])
     line = {
         "mode": "training-ffn" if ffns else "training",
         "case": f"{sequences}x{length}" + (" recomputed" if recompute else ""),
@@ -181,7 +181,7 @@ def time_training(
     return line | {"tokens_per_second": ids.numel() / times["seconds"][50]} | memory
 
 
-def time_update(row: PreTrainedModel, dense: PreTrainedModel, ids: Tensor, bench: Bench) -> Line:
+def time_update(row: PreTrainedModel, dense: PreTrainedModel, ids: Tensor, bench: Bench) -> Timing:
     """Time a training step (forward, backward) of a row over one of LoRA on every linear layer.
 
     Args:
@@ -211,7 +211,7 @@ def time_update(row: PreTrainedModel, dense: PreTrainedModel, ids: Tensor, bench
         for parameter, dtype in trained:
             parameter.data = parameter.data.to(dtype)
     case = "x".join(map(str, ids.shape))
-    return {"mode": "training", "case": case, "bypass": None, **compare(*seconds, bound=None)}
+    return {"mode": "training", "case": case, "bypass": None, **time_ratio(*seconds, bound=None)}
 
 
 def _with_lora(
@@ -230,7 +230,7 @@ def _with_lora(
     return add_lora(lora, projections, adapted, rank, rank, 0)
 
 
-def _block_step(
+def _ffn_step(
     function: Callable[[Tensor], Tensor], leaf: Tensor, trained: Sequence[Tensor]
 ) -> None:
     """Forward, and backward if ``leaf`` requires a gradient; no gradient is left."""
@@ -279,9 +279,9 @@ def _document_length(length: int) -> int:
     return math.ceil(length / DOCUMENTS)
 
 
-def _dense_shape(model: PreTrainedModel) -> Shape:
+def _dense_shape(model: PreTrainedModel) -> DecoderSizes:
     sizes = shape_of(model)
-    return Shape(sizes.width, sizes.layers, sizes.attention, sizes.ffn, sizes.head)
+    return DecoderSizes(sizes.width, sizes.layers, sizes.attention, sizes.ffn, sizes.head)
 
 
 def _ids(model: PreTrainedModel, sequences: int, length: int, device: str) -> Tensor:

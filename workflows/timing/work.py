@@ -30,8 +30,8 @@ class Work:
     Args:
         ledger: Of the model.
         always: Parameters that run for every token if no unit is skipped, without the head.
-        again: Parameters of a shared router, counted once for each of its units but the first: it
-            runs for every unit.
+        again: Parameters of a shared router, counted once for each routed layer but the first: it
+            runs once per layer.
         head: The output matrix.
         widths: Width of the queries of each layer.
     """

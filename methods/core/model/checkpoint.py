@@ -214,7 +214,10 @@ def _fill_trained(model: torch.nn.Module, folder: Path) -> None:
     tensors = read_tensors(file) if file.is_file() else {}
     if names != set(tensors):
         odd = sorted(names ^ set(tensors))[0]
-        raise ValueError(f"{file} does not fit the model: '{odd}' is on one side only")
+        raise ValueError(
+            f"{file} does not fit the model: tensor '{odd}' is only in the file or only in "
+            "the model"
+        )
     assign(model, tensors, folder)
 
 
@@ -254,4 +257,6 @@ def _locate(folder: Path, card: Card, moved: Path | None) -> Path:
                 )
             return path
     where = moved if moved is not None else Path(dense.path)
-    raise ValueError(f"the backbone of {folder} is not at {where}; say where it is")
+    raise ValueError(
+        f"the backbone of {folder} is not at {where}; name its folder (--backbone, or backbone=)"
+    )

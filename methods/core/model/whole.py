@@ -130,7 +130,10 @@ def assign(model: torch.nn.Module, tensors: dict[str, torch.Tensor], folder: Pat
     empty = [name for name, parameter in model.named_parameters() if parameter.is_meta]
     if empty or unknown:
         odd = [*empty, *unknown][0]
-        raise ValueError(f"the weights in {folder} do not fit: '{odd}' is on one side only")
+        raise ValueError(
+            f"the weights in {folder} do not fit: tensor '{odd}' is only in the file or only in "
+            "the model"
+        )
 
 
 def hash_fitted(

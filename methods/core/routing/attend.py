@@ -18,7 +18,7 @@ from methods.core.model.families import has_rotary
 from methods.core.routing.caches import StaticEvictingLayer
 from methods.kernels.attention import attention_workspace, routed_attention_decode
 from methods.kernels.choose import use_steps
-from methods.kernels.weights import AttentionCache, AttentionStep, attention_weights
+from methods.kernels.operands import AttentionCache, AttentionStep, attention_weights
 
 
 class ExecutingTokens(NamedTuple):

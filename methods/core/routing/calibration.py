@@ -21,7 +21,6 @@ from methods.core.routing.router import Context
 BATCH = 32
 # How far rounding may take a gate out of [0, 1].
 TOLERANCE = 1e-3
-# Of thresholds, at most.
 MOST_TRIES = 10
 
 

@@ -94,9 +94,9 @@ def run_evicting(
         assert decision.scale is not None
         after = layer(hidden, key_weights=decision.scale, **arguments)
         return hidden + (after - hidden) * decision.scale[..., None].to(hidden.dtype)
-    cache, given = arguments["past_key_values"], arguments["attention_mask"]
+    cache, mask_in = arguments["past_key_values"], arguments["attention_mask"]
     store: EvictingLayer | None = None if cache is None else cache.layers[number]
-    if store is not None and one_token(hidden) and given is None and not _has_pads(store):
+    if store is not None and one_token(hidden) and mask_in is None and not _has_pads(store):
         if not bool(decision.execute & valid):
             return hidden
         # All keys of this layer are earlier tokens.
@@ -121,7 +121,7 @@ def _arguments_of(
     """The arguments of the layer for the executing tokens; records which keys ``store`` gets."""
     places, live = chosen
     batch, length = hidden.shape[:2]
-    cache, given = arguments["past_key_values"], arguments["attention_mask"]
+    cache, mask_in = arguments["past_key_values"], arguments["attention_mask"]
     positions = arguments["position_ids"].expand(batch, length)
     # The sequence is as long as the cache of the first layer, which has this call's keys already.
     past = 0 if cache is None else cache.get_seq_length() - length
@@ -135,8 +135,8 @@ def _arguments_of(
     else:
         keys = store.record(keys)
     mask = mask & (keys[:, None, :] >= 0) & (keys[:, None, :] <= queries[:, :, None])
-    if given is not None:
-        mask = mask & _seen(given[:, 0].expand(batch, -1, -1), places, keys.clamp(min=0))
+    if mask_in is not None:
+        mask = mask & _seen(mask_in[:, 0].expand(batch, -1, -1), places, keys.clamp(min=0))
     # Padding among the queries reads every key: a query without keys would give NaN.
     mask = mask | ~live[:, :, None]
     cosine, sine = arguments["position_embeddings"]

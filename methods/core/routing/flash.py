@@ -3,7 +3,7 @@
 The sdpa attention of such a step has one program for each key head, 8 of them for the 132
 multiprocessors of an H100 at the shape of Llama-3.1-8B, and reads all columns of the cache. Flash
 attention reads the columns in use and splits them among programs. It takes sequences of different
-lengths that lie behind each other; here each key head of each sequence is one.
+lengths that follow each other; here each key head of each sequence is one.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 IMPLEMENTATION = "skipbench_flash_decoding"
-# Of a head.
-WIDEST = 256
+WIDEST_HEAD = 256
 
 
 class Columns(NamedTuple):
@@ -91,7 +90,7 @@ def takes(model: Any, widths: Iterable[int], dtype: torch.dtype, device: torch.d
         model.config._attn_implementation == "sdpa"
         and dtype in (torch.bfloat16, torch.float16)
         and capable(device)
-        and all(width % 8 == 0 and width <= WIDEST for width in widths)
+        and all(width % 8 == 0 and width <= WIDEST_HEAD for width in widths)
     )
 
 

@@ -34,7 +34,7 @@ from methods.core.routing.eviction import run_evicting
 from methods.core.routing.router import Kind, Router, Unit
 from methods.kernels.choose import MOST_ROWS, available, one_token
 from methods.kernels.decode import decode_fused, kernels_run
-from methods.kernels.weights import branches
+from methods.kernels.operands import branches
 
 # The decision about a unit of the layer; FFN units also take the post-attention states.
 Decide = Callable[[Kind, Tensor | None], Decision]

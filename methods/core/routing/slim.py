@@ -10,7 +10,7 @@ from transformers import PreTrainedConfig
 
 from methods.core.routing.router import Router, Unit
 from methods.core.seeds import generator
-from methods.kernels.weights import AdapterWeights
+from methods.kernels.operands import AdapterWeights
 
 NormPlace = Literal["before", "after"]
 
@@ -114,12 +114,12 @@ class SlimRouter(Router):
         width, self.eps = int(config.hidden_size), float(config.rms_norm_eps)
         hidden = params.router_width or max(32, width // 16)
         adapter = params.adapter_width or max(1, int(config.intermediate_size) // 16)
-        blocks, inputs = len({unit.layer for unit in units}), width + beside
+        layers, inputs = len({unit.layer for unit in units}), width + beside
         self.beside = beside
         self.heads = nn.ModuleList(
-            BottleneckHead(inputs, hidden, width, self.eps, norm_place) for _ in range(blocks)
+            BottleneckHead(inputs, hidden, width, self.eps, norm_place) for _ in range(layers)
         )
-        slim = [SlimFFN(width, adapter) for _ in range(blocks)]
+        slim = [SlimFFN(width, adapter) for _ in range(layers)]
         self.adapters = nn.ModuleList(slim)
         rng = generator(seed, "initial values")
         for part in (m for m in self.modules() if isinstance(m, nn.Linear)):
@@ -128,6 +128,6 @@ class SlimRouter(Router):
         for each in slim:
             nn.init.zeros_(each.up.weight)
 
-    def weight(self, block: int, z: Tensor) -> Tensor:
-        """The gate of routed layer ``block``: sigmoid(r(z) + initial bias); z (B, T, inputs)."""
-        return torch.sigmoid(self.heads[block](z) + self.initial_bias)
+    def weight(self, layer: int, z: Tensor) -> Tensor:
+        """The gate of routed layer ``layer``: sigmoid(r(z) + initial bias); z (B, T, inputs)."""
+        return torch.sigmoid(self.heads[layer](z) + self.initial_bias)

@@ -144,7 +144,7 @@ class Controller:
         alpha: The weight; at first that of the first update.
         integral: Change of alpha per update and unit of error.
         proportional: Change of alpha per unit of change of the error.
-        unit: Multiplies gains and limits, for penalties of another size than HeRo's.
+        gain: Multiplies changes and limits of alpha, for penalties of another size than HeRo's.
         first: The first y; None: nothing was observed.
         error: The last e.
     """
@@ -156,7 +156,7 @@ class Controller:
     alpha: float
     integral: float = 2e-3
     proportional: float = 4e-2
-    unit: float = 1.0
+    gain: float = 1.0
     first: float | None = None
     error: float | None = None
 
@@ -170,8 +170,8 @@ class Controller:
         last = error if self.error is None else self.error
         change = self.integral * error + self.proportional * (error - last)
         self.error = error
-        low, high = (self.unit * limit for limit in self.limits)
-        self.alpha = min(high, max(share * low, self.alpha + self.unit * change))
+        low, high = (self.gain * limit for limit in self.limits)
+        self.alpha = min(high, max(share * low, self.alpha + self.gain * change))
 
     def state(self) -> dict[str, Any]:
         """JSON value for a snapshot."""

@@ -242,7 +242,7 @@ def narrow_reason(model: PreTrainedModel) -> str | None:
     return None
 
 
-def unit_sizes(layer: nn.Module) -> tuple[int, int]:
+def head_and_channel_sizes(layer: nn.Module) -> tuple[int, int]:
     """Parameters of a key/value head with its query heads, and of an FFN channel."""
     size, maps = widths(layer), projections(layer)
     cost = {

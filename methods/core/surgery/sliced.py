@@ -85,12 +85,12 @@ class SlicedLayer(GradientCheckpointingLayer):
         self.input_layernorm = attention_norm(layer)
         self.post_attention_layernorm = ffn_norm(layer)
         for matrix in attention_readers(layer):
-            read(matrix, before)
+            absorb_input_basis(matrix, before)
         for matrix in ffn_readers(layer):
-            read(matrix, middle)
+            absorb_input_basis(matrix, middle)
         dtype = attention_writer(layer).weight.dtype
-        write(attention_writer(layer), middle)
-        write(ffn_writer(layer), after)
+        absorb_output_basis(attention_writer(layer), middle)
+        absorb_output_basis(ffn_writer(layer), after)
         self.attention_shortcut = shortcut(before, middle, dtype)
         self.ffn_shortcut = shortcut(middle, after, dtype)
         self.register_forward_hook(record)
@@ -153,7 +153,7 @@ def fuse_norms(model: PreTrainedModel) -> PreTrainedModel:
 
 
 @torch.no_grad()
-def slice_stream(model: PreTrainedModel, cuts: Iterable[Tensor]) -> PreTrainedModel:
+def slice_hidden_states(model: PreTrainedModel, cuts: Iterable[Tensor]) -> PreTrainedModel:
     """Slice the hidden states of a fused model at all cuts, in place.
 
     Args:
@@ -178,7 +178,7 @@ def slice_stream(model: PreTrainedModel, cuts: Iterable[Tensor]) -> PreTrainedMo
         middle, after = next(bases), next(bases)
         layers(model)[number] = SlicedLayer(layers(model)[number], before, middle, after)
         before = after
-    read(linear(model, "lm_head"), before)
+    absorb_input_basis(linear(model, "lm_head"), before)
     return model
 
 
@@ -203,13 +203,13 @@ def sliced_parameters(model: PreTrainedModel, width: int, last: int) -> int:
     return total
 
 
-def read(matrix: nn.Linear, basis: Tensor) -> None:
+def absorb_input_basis(matrix: nn.Linear, basis: Tensor) -> None:
     """Let a matrix (out, H) read coordinates in ``basis`` (H, d): W := W basis."""
     matrix.weight = nn.Parameter(_times(matrix.weight, basis))
     matrix.in_features = basis.shape[1]
 
 
-def write(matrix: nn.Linear, basis: Tensor) -> None:
+def absorb_output_basis(matrix: nn.Linear, basis: Tensor) -> None:
     """Let a matrix (H, in) write coordinates in ``basis`` (H, d): W := basis^T W, b := b basis."""
     matrix.weight = nn.Parameter(_times(matrix.weight.T, basis).T.contiguous())
     if matrix.bias is not None:

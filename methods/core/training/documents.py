@@ -26,7 +26,7 @@ DOCUMENTS = "skipbench_documents"
 
 
 class Documents(NamedTuple):
-    """The documents of a batch, whose rows lie behind each other as B T tokens.
+    """The documents of a batch, whose rows follow each other as B T tokens.
 
     Args:
         starts: Where each of N documents starts, and where the last one ends (N + 1,), int32.

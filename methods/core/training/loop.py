@@ -27,7 +27,7 @@ from methods.core.seeds import generator
 from methods.core.training.interruption import Interrupted, Notice
 from methods.core.training.objective import FIGURES, NO_ROUTING, Objective, Routing, log_key
 from methods.core.training.optimizer import learning_rate, parameter_groups
-from methods.core.training.packing import Rows, deal, pack, plan, split, stack
+from methods.core.training.packing import Rows, deal, document_batches, pack, split, stack
 from methods.core.training.params import TrainingParams
 from methods.core.training.processes import rank_and_world, sum_gradients, sum_over_processes
 from methods.core.training.snapshots import digest, read_snapshot, write_snapshot
@@ -109,7 +109,7 @@ class Trainer:
             self._snapshot(done)
         self.model.train()
         lengths = [len(document.ids) for document in self.documents]
-        batches = islice(plan(lengths, self.params.batch_tokens, self.seed), done, None)
+        batches = islice(document_batches(lengths, self.params.batch_tokens, self.seed), done, None)
         total, quiet = self.params.updates, self.rank > 0
         bar = tqdm(total=total, initial=done, desc="training", disable=quiet)
         saved = monotonic()

@@ -108,10 +108,10 @@ def score_answers(model: nn.Module, documents: Sequence[Document], batch_size: i
             losses.append(cross_entropy(logits, words, reduction="none").double())
             whole[document[logits.argmax(dim=-1) != words]] = False
         right.append(whole[predicting.any(dim=1)])
-    found = torch.cat(right)
-    if not len(found):
+    all_right = torch.cat(right)
+    if not len(all_right):
         raise ValueError("no document has an answer within max_length; raise it")
-    return Answers(float(found.double().mean()), float(torch.cat(losses).mean()))
+    return Answers(float(all_right.double().mean()), float(torch.cat(losses).mean()))
 
 
 def _chunk(hidden: Tensor, head: Head, targets: Tensor, weights: Tensor) -> Tensor:

@@ -40,7 +40,7 @@ from methods.core.training.objective import MATCH_KINDS, Routing
 TRIES = 7
 
 
-class Lora(NamedTuple):
+class LoraSpec(NamedTuple):
     """LoRA of ``rank`` on projections of every layer, scaled by ``alpha / rank``."""
 
     projections: tuple[str, ...]
@@ -119,7 +119,7 @@ class RoutedMethod(Method):
                 :meth:`prepare` added; of a fitted model also ``threshold``, which the core sets.
         """
 
-    def lora(self) -> Lora | None:
+    def lora(self) -> LoraSpec | None:
         """The LoRA that is trained with the router; None: no LoRA."""
         return None
 
@@ -150,21 +150,21 @@ class RoutedMethod(Method):
             return f"it routes none of the {backbone.layer_count} layers"
         return unmet(self._pinned, self.knob, self.parts, shares, request.budget)
 
-    def asked(self, request: Request) -> Request:
+    def effective_request(self, request: Request) -> Request:
         """What of a request counts: a pinned param leaves out its budget and protocol."""
         return request if self._pinned is None else request.pinned()
 
     def fit(self, backbone: Backbone, data: Data, request: Request) -> Fitted:
         """Prepare, build, train and calibrate."""
-        asked = self.asked(request)
-        if self.trained and asked.match == "split":
+        effective = self.effective_request(request)
+        if self.trained and effective.match == "split":
             check_kinds("training", data.training())
-            if asked.budget is not None:
+            if effective.budget is not None:
                 check_kinds("probe", data.probe())
         layers = self.layers(backbone, request.budget)
         plan = Plan(
             request.budget,
-            asked,
+            effective,
             self.shares(backbone, request.budget),
             {"layers": layers, "seed": request.seed if self.stochastic else 0},
         )

@@ -27,7 +27,10 @@ def parameter_groups(
 
 
 def learning_rate(update: int, params: TrainingParams) -> float:
-    """Learning rate of an update: linear warm-up, then the schedule down to 0."""
+    """Learning rate of an update: linear warm-up, then the schedule.
+
+    Cosine and linear go down to 0, constant stays.
+    """
     warm = max(1, round(params.warmup * params.updates))
     if update < warm:
         return params.learning_rate * (update + 1) / warm

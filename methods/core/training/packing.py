@@ -45,7 +45,7 @@ class Rows(NamedTuple):
         return Rows(*(part.to(device, non_blocking=True) for part in self))
 
 
-def plan(lengths: Sequence[int], batch_tokens: int, seed: int) -> Iterator[list[int]]:
+def document_batches(lengths: Sequence[int], batch_tokens: int, seed: int) -> Iterator[list[int]]:
     """Endless batches of document numbers; every epoch has a new order of all documents.
 
     Args:

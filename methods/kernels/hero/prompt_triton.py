@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from methods.kernels.hero.operands import KernelWeights, RouterWorkspace
 from methods.kernels.hero.router_triton import (
     EPS,
     TEMPERATURE,
@@ -29,7 +30,6 @@ from methods.kernels.hero.router_triton import (
     sizes_of,
     stream_and_deltas,
 )
-from methods.kernels.hero.weights import KernelWeights, RouterWorkspace
 from methods.kernels.launch import Launch
 
 TOKENS, COLUMNS, WARPS = 16, 64, 4

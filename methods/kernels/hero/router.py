@@ -28,8 +28,8 @@ from methods.core.routing.router import Gate
 from methods.kernels.choose import MOST_ROWS, can_depend, use_triton
 from methods.kernels.decode import check_tensors
 from methods.kernels.hero.formulas import EPS, HIDDEN_OUT, TEMPERATURE, phi
+from methods.kernels.hero.operands import KernelWeights, RouterWorkspace
 from methods.kernels.hero.streams import path_sums, product
-from methods.kernels.hero.weights import KernelWeights, RouterWorkspace
 
 
 def router_workspace(tokens: int, router: KernelWeights) -> RouterWorkspace:
@@ -85,7 +85,7 @@ def router_step(
         index: j - 1, 0-based among the R routed FFNs.
         streams: Residual stream after attention (N, D), of one dtype, of this FFN and of up to
             two FFNs before it, the newest last.
-        router: Of ``kernel_weights`` in ``methods/hero/weights.py``.
+        router: Of ``kernel_weights`` in ``methods/hero/merged.py``.
         workspace: Of :func:`router_workspace`; results and state are written there.
         threshold: Executes at gate >= threshold.
         triton: True forces the kernels, False the twin; None lets the device decide.

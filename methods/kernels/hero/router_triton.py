@@ -15,7 +15,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from methods.kernels.decode_triton import row_products, tile_of
 from methods.kernels.hero import formulas
-from methods.kernels.hero.weights import KernelWeights, RouterWorkspace
+from methods.kernels.hero.operands import KernelWeights, RouterWorkspace
 from methods.kernels.launch import Launch
 
 # Columns of hbar that a program of the sums takes at a time.

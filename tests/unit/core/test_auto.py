@@ -62,7 +62,7 @@ def test_a_name_of_the_hub_or_a_config_alone_is_refused(fitted: Path) -> None:
 
 
 def test_a_moved_backbone_can_be_named(fitted: Path, llama: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="say where it is"):
+    with pytest.raises(ValueError, match="name its folder"):
         AutoModelForCausalLM.from_pretrained(fitted, backbone=tmp_path / "gone")
     model = AutoModelForCausalLM.from_pretrained(fitted, backbone=llama)
     assert torch.equal(logits(model), logits(load_model(fitted)))

@@ -136,7 +136,7 @@ def test_a_model_finds_its_dense_backbone_where_both_were_moved(tmp_path: Path) 
     (tmp_path / "here").rename(tmp_path / "there")
     assert dense_folder(tmp_path / "there/model").resolve() == tmp_path / "there/backbone"
     (tmp_path / "there/backbone").rename(tmp_path / "gone")
-    with pytest.raises(ValueError, match="say where it is"):
+    with pytest.raises(ValueError, match="name its folder"):
         dense_folder(tmp_path / "there/model")
 
 

@@ -62,5 +62,5 @@ def test_another_model_is_not(tmp_path: Path) -> None:
 
 
 def test_no_program_in_a_folder_runs() -> None:
-    source = inspect.getsource(stock.compare)
+    source = inspect.getsource(stock.score_twice)
     assert source.count("from_pretrained(") == source.count("trust_remote_code=False") == 2

@@ -22,7 +22,7 @@ from tests.steps import Refuse, call, fit
 from tests.toys.models import make_backbone, make_model
 from tests.toys.texts import ids_of, write_jsonl
 from workflows.evaluation import fidelity
-from workflows.evaluation.fidelity import POSITIONS, Fidelity, _compare, measure
+from workflows.evaluation.fidelity import POSITIONS, Comparison, _compare, measure
 
 DOCUMENTS = [
     Document(ids, prompt, "", ((prompt - 1, len(ids) - 1),))
@@ -30,7 +30,7 @@ DOCUMENTS = [
 ]
 
 
-def compare(reference: Any, model: Any, **settings: Any) -> Fidelity:
+def compare(reference: Any, model: Any, **settings: Any) -> Comparison:
     ledger = Ledger.of(model, count(reference), len(layers(reference)))
     return measure(reference, model, ledger, DOCUMENTS, **settings)
 

@@ -18,7 +18,7 @@ from tests.toys.sharing import WINDOW, Request, ask, executed, make_lm, random_s
 from tests.toys.texts import ids_of, sentence
 from tests.unit.core.routing.test_eviction import evicting
 from workflows.evaluation import harness
-from workflows.evaluation.prefix import Answer, Row, by_context, continuations
+from workflows.evaluation.prefix import Answer, PassRow, by_context, continuations
 
 
 def hero() -> Any:
@@ -228,18 +228,19 @@ def test_every_answer_reaches_the_cache_of_lm_eval() -> None:
 def test_contexts_are_the_longest_first_and_cut_from_the_left() -> None:
     asked = [(None, [1, 2, 3], [4]), (None, [5], [6, 7]), (None, [1, 2, 3], [8, 9, 4])]
     assert by_context(asked, 8) == [
-        Row([1, 2, 3], [Answer(0, [4]), Answer(2, [8, 9, 4])]), Row([5], [Answer(1, [6, 7])])
-    ]  # fmt: skip
+        PassRow([1, 2, 3], [Answer(0, [4]), Answer(2, [8, 9, 4])]),
+        PassRow([5], [Answer(1, [6, 7])]),
+    ]
     assert [row.ids for row in by_context(asked, 3)] == [[1, 2, 3], [3], [5]]
 
 
 def test_an_answer_follows_in_the_row_of_one_that_it_begins() -> None:
     answers = [[1], [1, 2, 3], [1, 2], [1, 2, 3, 4], [5, 6], [1, 3, 1], [1, 2, 3]]
-    rows = continuations(Row([9], [Answer(n, answer) for n, answer in enumerate(answers)]))
+    rows = continuations(PassRow([9], [Answer(n, answer) for n, answer in enumerate(answers)]))
     assert [(row.ids, sorted(answer.number for answer in row.answers)) for row in rows] == [
         ([5], [4]), ([1, 3], [5]), ([1, 2, 3], [1, 2, 3, 6]),
     ]  # fmt: skip
-    assert continuations(Row([9], [Answer(0, [1]), Answer(1, [2])])) == []
+    assert continuations(PassRow([9], [Answer(0, [1]), Answer(1, [2])])) == []
 
 
 @pytest.mark.parametrize(("context", "answer"), [([], [1]), ([1], []), ([1], [1] * 33)])

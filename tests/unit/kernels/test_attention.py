@@ -10,7 +10,7 @@ from torch import Tensor
 
 from methods.kernels import attention as module
 from methods.kernels.attention import attention_workspace, routed_attention_decode
-from methods.kernels.weights import (
+from methods.kernels.operands import (
     AttentionCache,
     AttentionStep,
     AttentionWeights,

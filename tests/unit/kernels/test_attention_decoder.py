@@ -23,7 +23,7 @@ from methods.core.routing.router import (
 )
 from methods.kernels import attention as module
 from methods.kernels.attention import attention_workspace, routed_attention_decode
-from methods.kernels.weights import AttentionCache, AttentionStep, attention_weights
+from methods.kernels.operands import AttentionCache, AttentionStep, attention_weights
 from tests.interpreted import DEVICE
 from tests.near import assert_near
 from tests.toys.models import make_model

@@ -11,7 +11,7 @@ from methods.core.routing.dispatch import dispatch_masked
 from methods.core.routing.slim import SlimFFN
 from methods.hero.adapter import Adapter
 from methods.kernels.decode import decode_workspace, routed_ffn_decode
-from methods.kernels.weights import AdapterWeights, FfnStep, FfnWeights
+from methods.kernels.operands import AdapterWeights, FfnStep, FfnWeights
 from tests.interpreted import DEVICE, bytes_read, prepare
 
 pytest.importorskip("triton", reason="Triton is not installed")

@@ -255,7 +255,7 @@ def test_the_training_log_holds_the_ramped_penalty_without_reserved_tokens(tmp_p
             router[-1].bias.data = torch.tensor([100.0, 0.0])
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(d_llm.LayerRouter, "_initialise", closed)
+        patch.setattr(d_llm.EvictingRouter, "_initialise", closed)
         fitted = fit("d-llm", tmp_path, None, omega=0.5, learning_rate=1e-9)
     for entry in fitted.decisions["training"]:
         ramp = math.sin(math.pi / 2 * entry["update"] / 6)

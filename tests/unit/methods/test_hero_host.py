@@ -17,9 +17,9 @@ from methods.core.routing.router import Context, Tokens, Unit
 from methods.hero import router as hero_router
 from methods.hero.heads import Sizes
 from methods.hero.host import HostSteps
+from methods.hero.merged import host_weights
 from methods.hero.reading import PathState
 from methods.hero.router import HeroRouter, Trace
-from methods.hero.weights import host_weights
 from methods.kernels.hero import streams as hero_streams
 from methods.kernels.hero.formulas import Variant
 from tests.near import assert_near

@@ -8,12 +8,12 @@ from torch import Tensor
 
 from methods.core.routing.router import Context, Tokens, Unit
 from methods.hero.heads import Sizes
+from methods.hero.merged import kernel_weights, merge
 from methods.hero.router import HeroRouter
-from methods.hero.weights import kernel_weights, merge
 from methods.kernels import choose
 from methods.kernels.hero.formulas import Variant
+from methods.kernels.hero.operands import KernelWeights, RouterWorkspace
 from methods.kernels.hero.router import project, router_step, router_workspace
-from methods.kernels.hero.weights import KernelWeights, RouterWorkspace
 from methods.kernels.launch import Launch
 from tests.interpreted import DEVICE, prepare
 from tests.unit.methods.test_hero_host import REMEMBERING, Operations

@@ -14,7 +14,7 @@ from tests.records import write_suite
 from tests.unit.report.figure_frames import read
 from workflows.records.files import read_record
 from workflows.report.figures import use
-from workflows.report.figures.data import Data
+from workflows.report.figures.data import FigureFrames
 from workflows.report.seeds import fits
 
 
@@ -35,7 +35,7 @@ def style() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def suite_data(tmp_path_factory: pytest.TempPathFactory) -> Data:
+def suite_data(tmp_path_factory: pytest.TempPathFactory) -> FigureFrames:
     return read(write_suite(tmp_path_factory.mktemp("made"), ("pooled", "split")))
 
 

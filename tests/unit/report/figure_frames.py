@@ -14,24 +14,24 @@ from matplotlib.figure import Figure
 from methods import discover
 from workflows import ROOT
 from workflows.report.figures import FIGURES
-from workflows.report.figures.data import CURVES, ROUTES, Data, run_frames
-from workflows.report.figures.lines import KEYS
-from workflows.report.frames import make_frames
+from workflows.report.figures.data import CURVES, ROUTES, FigureFrames, run_frames
 from workflows.report.results import read_results
-from workflows.stats.tables import layer_frame
+from workflows.report.tables import make_frames
+from workflows.stats.frames import layer_frame
+from workflows.stats.lines import LINE_KEYS
 
-LEAD = [*KEYS, "title", "kind"]
+LEAD = [*LINE_KEYS, "title", "kind"]
 
 
-def read(folder: Path) -> Data:
+def read(folder: Path) -> FigureFrames:
     results = read_results(folder)
     frames = make_frames(results)
     runs = run_frames(results.records, results.files)
     layers = layer_frame(results.records)
-    return Data(frames["retain"], frames["differences"], layers, frames["speeds"], **runs)
+    return FigureFrames(frames["retain"], frames["differences"], layers, frames["speeds"], **runs)
 
 
-def one(name: str, data: Data) -> Figure:
+def one(name: str, data: FigureFrames) -> Figure:
     return FIGURES[name](data, 2)[""]
 
 
@@ -50,7 +50,7 @@ def rows_of(retain: pd.DataFrame) -> pd.DataFrame:
     return retain[(retain["kind"] != "reference") & retain["retain"].notna()]
 
 
-def reference(suite: str) -> Data:
+def reference(suite: str) -> FigureFrames:
     """The committed frames of a suite; times, curves and routes are drawn at random."""
     folder = ROOT / "reports/reference" / suite
     retain = pd.read_csv(folder / "retain.csv")
@@ -62,7 +62,7 @@ def reference(suite: str) -> Data:
     ]
     speed = pd.concat(speeds).drop(columns="kind").assign(speed=lambda f: f["bound"] * 0.8)
     routed = lines[(lines["kind"] == "dynamic") & lines["target"].notna()]
-    return Data(
+    return FigureFrames(
         retain,
         pd.read_csv(folder / "differences.csv"),
         lines.join(pd.DataFrame(rng.random((len(lines), 12)))),

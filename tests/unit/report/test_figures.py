@@ -12,12 +12,12 @@ import pytest
 from tests.records import dense, record, score, write_run
 from tests.unit.report.figure_frames import marks, one, read, reference, rows_of
 from workflows.report.figures import FIGURES
-from workflows.report.figures.data import Data
+from workflows.report.figures.data import FigureFrames
 from workflows.report.figures.measures import OFFSET
 from workflows.report.figures.scatter import on_frontier
 
 
-def test_retain_over_skip_shows_every_row_with_its_interval(suite_data: Data) -> None:
+def test_retain_over_skip_shows_every_row_with_its_interval(suite_data: FigureFrames) -> None:
     axes = one("retain_over_skip", suite_data).axes
     assert [axis.get_title() for axis in axes] == ["match pooled", "match split"]
     for axis, match in zip(axes, ("pooled", "split"), strict=True):
@@ -34,7 +34,7 @@ def test_retain_over_skip_shows_every_row_with_its_interval(suite_data: Data) ->
         assert any(np.allclose(path, hero) for path in paths)
 
 
-def test_both_measures_stand_in_one_line_in_the_order_of_retain(suite_data: Data) -> None:
+def test_both_measures_stand_in_one_line_in_the_order_of_retain(suite_data: FigureFrames) -> None:
     figure = one("both_measures", suite_data)
     rows = rows_of(suite_data.retain)
     panels = [own for _, own in rows.groupby(["match", "target"], sort=False)]
@@ -52,7 +52,7 @@ def test_both_measures_stand_in_one_line_in_the_order_of_retain(suite_data: Data
         assert np.allclose(marks(axis), sorted(expected))
 
 
-def test_a_guess_is_marked_where_an_interval_reaches_it(suite_data: Data) -> None:
+def test_a_guess_is_marked_where_an_interval_reaches_it(suite_data: FigureFrames) -> None:
     def levels(low: float) -> set[float]:
         retain = suite_data.retain.assign(above_low=low)
         axis = one("both_measures", replace(suite_data, retain=retain)).axes[0]
@@ -63,7 +63,7 @@ def test_a_guess_is_marked_where_an_interval_reaches_it(suite_data: Data) -> Non
     assert levels(-3.0) == {0.0, 100.0}
 
 
-def test_without_above_chance_it_has_no_figure(suite_data: Data) -> None:
+def test_without_above_chance_it_has_no_figure(suite_data: FigureFrames) -> None:
     draw, retain = FIGURES["both_measures"], suite_data.retain
     assert draw(replace(suite_data, retain=retain.assign(above_chance=np.nan)), 2) == {}
     assert draw(replace(suite_data, retain=retain.drop(columns="above_chance")), 2) == {}
@@ -97,9 +97,9 @@ def test_the_frontier_is_what_nothing_beats() -> None:
 
 
 def test_rows_of_one_budget_have_no_frontier_and_of_several_one_row_at_each(
-    suite_data: Data,
+    suite_data: FigureFrames,
 ) -> None:
-    def legend_and_band(data: Data) -> tuple[set[str], list[Any]]:
+    def legend_and_band(data: FigureFrames) -> tuple[set[str], list[Any]]:
         figure = one("retain_over_skip", data)
         bands = [line for axis in figure.axes for line in axis.lines if line.get_linewidth() > 3]
         return {text.get_text() for text in figure.legends[0].get_texts()}, bands
@@ -115,7 +115,9 @@ def test_rows_of_one_budget_have_no_frontier_and_of_several_one_row_at_each(
         assert len(skips) == len(set(skips))
 
 
-def test_differences_are_sorted_and_hollow_where_not_told_from_zero(suite_data: Data) -> None:
+def test_differences_are_sorted_and_hollow_where_not_told_from_zero(
+    suite_data: FigureFrames,
+) -> None:
     axes = one("differences", suite_data).axes
     frame = suite_data.differences
     main = frame[(frame["measure"] == "retain") & (frame["against"] == "hero")]
@@ -137,7 +139,9 @@ def test_differences_are_sorted_and_hollow_where_not_told_from_zero(suite_data: 
         ]
 
 
-def test_without_a_row_in_focus_differences_are_those_from_the_reference(suite_data: Data) -> None:
+def test_without_a_row_in_focus_differences_are_those_from_the_reference(
+    suite_data: FigureFrames,
+) -> None:
     frame = suite_data.differences
     alone = replace(suite_data, differences=frame[frame["against"] == "dense"])
     assert one("differences", alone).axes[0].get_xlabel() == "Retain minus that of Dense (points)"
@@ -146,7 +150,7 @@ def test_without_a_row_in_focus_differences_are_those_from_the_reference(suite_d
     assert FIGURES["differences"](replace(suite_data, differences=frame[:0]), 2) == {}
 
 
-def test_scores_and_layers_show_their_numbers(suite_data: Data) -> None:
+def test_scores_and_layers_show_their_numbers(suite_data: FigureFrames) -> None:
     (axis,) = one("scores_per_task", suite_data).axes
     values = np.array([[float(text.get_text())] for text in axis.texts]).reshape(-1, 2)
     retain = suite_data.retain[suite_data.retain["retain"].notna()]
@@ -171,7 +175,9 @@ def test_scores_of_which_less_is_better_are_no_percentages_whatever_their_name(
 
 
 @pytest.mark.parametrize("suite", ["headline", None])
-def test_both_protocols_stand_beside_each_other(suite: str | None, suite_data: Data) -> None:
+def test_both_protocols_stand_beside_each_other(
+    suite: str | None, suite_data: FigureFrames
+) -> None:
     data = suite_data if suite is None else reference(suite)
     for axis, target in zip(one("protocols", data).axes, [25, 40], strict=True):
         lines = data.retain[data.retain["target"] == target].dropna(subset="retain")
@@ -190,7 +196,7 @@ def test_both_protocols_stand_beside_each_other(suite: str | None, suite_data: D
             )  # fmt: skip
 
 
-def test_without_a_row_under_both_protocols_they_have_no_figure(suite_data: Data) -> None:
+def test_without_a_row_under_both_protocols_they_have_no_figure(suite_data: FigureFrames) -> None:
     retain = suite_data.retain
     rows = {"pooled": "hero", "split": "random-skip"}
     kept = retain[retain["row"] == retain["match"].map(rows)]
@@ -227,7 +233,7 @@ def test_time_over_skip_shows_times_above_their_bounds() -> None:
         assert np.allclose(sorted(tuple(line.get_xydata()[0]) for line in dashes), times["bound"])
 
 
-def test_lines_of_two_protocols_are_named_apart(suite_data: Data) -> None:
+def test_lines_of_two_protocols_are_named_apart(suite_data: FigureFrames) -> None:
     (axis,) = one("scores_per_task", suite_data).axes
     names = [text.get_text() for text in axis.get_yticklabels()]
     assert names.count("Dense") == names.count("Shortgpt+Lora, 25 %") == 1

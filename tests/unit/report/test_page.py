@@ -12,12 +12,12 @@ import pytest
 
 from tests import records, steps
 from tests.records import NASTY, TOKENS, write_full_suite
-from workflows.report.frames import make_frames
 from workflows.report.page import embed
 from workflows.report.page_data import MOST, POINTS, page_data, shown_decision
 from workflows.report.published import REFERENCE
 from workflows.report.results import read_results
 from workflows.report.seeds import SeedSpread, fits, read_spread
+from workflows.report.tables import make_frames
 
 Data = dict[str, Any]
 

@@ -16,9 +16,10 @@ import yaml
 from tests.records import dense, record, score, typed, write_full_suite, write_run
 from workflows import ROOT
 from workflows.records.archive import ARCHIVE, LEFT_OUT, MOST
+from workflows.report.cautions import gap_cautions
 from workflows.report.figures.data import curve_frame
-from workflows.report.frames import make_frames
-from workflows.report.results import gaps, read_results
+from workflows.report.results import read_results
+from workflows.report.tables import make_frames
 
 
 def frames(*places: Path) -> dict[str, str]:
@@ -106,16 +107,16 @@ def test_what_any_part_names_and_none_has_is_missing(tmp_path: Path) -> None:
     first = part(tmp_path / "first", [42], config())
     second = part(tmp_path / "second", [44], config(seeds=[44, 45]))
     results = read_results(first, second)
-    assert gaps(results) == ["No record yet: all of s43, all of s45."]
+    assert gap_cautions(results) == ["No record yet: all of s43, all of s45."]
     assert results.settings["seeds"] == [44, 45]
     # Dense is not stochastic: its later run stands for the earlier, though of another seed.
     runs = [(run.row, run.seed) for run in results.records]
     assert runs == [("dense", 44), ("random-skip", 42), ("random-skip", 44)]
     results.write_archive(tmp_path / "published" / ARCHIVE)
-    assert gaps(read_results(tmp_path / "published")) == gaps(results)
+    assert gap_cautions(read_results(tmp_path / "published")) == gap_cautions(results)
     third = part(tmp_path / "third", [43], config(seeds=[43]))
     again = read_results(tmp_path / "published", third)
-    assert gaps(again) == ["No record yet: all of s45."]
+    assert gap_cautions(again) == ["No record yet: all of s45."]
 
 
 def test_places_that_make_no_table_are_refused(tmp_path: Path) -> None:

@@ -16,14 +16,14 @@ from markdown_it import MarkdownIt
 from tests.records import dense, record, score, write_run, write_suite
 from workflows import ROOT
 from workflows.report import FRAMES
+from workflows.report.cautions import gap_cautions
 from workflows.report.display import Cell, Table, number, plus, short_name, span
 from workflows.report.figures import draw_all
-from workflows.report.frames import make_frames
 from workflows.report.render import escape_latex, html_table, latex, markdown
-from workflows.report.results import Results, gaps, read_results
-from workflows.report.tables import make_tables
+from workflows.report.results import Results, read_results
+from workflows.report.tables import make_frames, make_tables
+from workflows.stats.frames import layer_frame
 from workflows.stats.ranking import Mark
-from workflows.stats.tables import layer_frame
 
 NASTY = r"a_b & 50 % of $x #1 {y} ~ ^ \z <i> | *b* ± ≈ –"
 TABLE = Table(
@@ -193,13 +193,13 @@ def test_a_suite_at_work_shows_what_is_there_and_names_the_rest(tmp_path: Path) 
     write_run(tmp_path, dense(score("demo_facts", [1, 1, 0]), backbone=backbone))
     half = {"budget": 0.25, "seed": 43, "match": "pooled", "backbone": backbone}
     write_run(tmp_path, record("random-skip", 0.25, score("demo_facts", [1, 0, 0]), **half))
-    assert gaps(read_results(tmp_path)) == ["No record yet: random-skip b25 s42."]
+    assert gap_cautions(read_results(tmp_path)) == ["No record yet: random-skip b25 s42."]
     write_run(
         tmp_path, record("random-skip", 0.25, score("demo_facts", [1, 0, 1]), **half | {"seed": 42})
     )
-    assert gaps(read_results(tmp_path)) == []
+    assert gap_cautions(read_results(tmp_path)) == []
     (tmp_path / "suite.json").write_text(json.dumps(config | {"budgets": [0.25, 0.4]}))
-    assert gaps(read_results(tmp_path)) == ["No record yet: all of b40."]
+    assert gap_cautions(read_results(tmp_path)) == ["No record yet: all of b40."]
 
 
 def test_a_record_of_other_params_than_the_suite_asks_for_is_named(tmp_path: Path) -> None:
@@ -215,7 +215,7 @@ def test_a_record_of_other_params_than_the_suite_asks_for_is_named(tmp_path: Pat
         config["params"] = {"random-skip": {"candidates": asked}}
         (tmp_path / "suite.json").write_text(json.dumps(config))
         told = [f"Of other params than the suite has now: {one}." for one in said]
-        assert gaps(read_results(tmp_path)) == told
+        assert gap_cautions(read_results(tmp_path)) == told
 
 
 def test_a_task_that_the_reference_cannot_do_is_left_out_of_the_retain(tmp_path: Path) -> None:
@@ -223,7 +223,7 @@ def test_a_task_that_the_reference_cannot_do_is_left_out_of_the_retain(tmp_path:
     write_run(tmp_path, dense(score("a", [1, 0]), score("b", [0, 0])))
     write_run(tmp_path, record("cut", 0.25, score("a", [1, 1]), score("b", [1, 0])))
     results = read_results(tmp_path)
-    assert gaps(results) == ["Retain leaves out b: 'dense' solves none of its items."]
+    assert gap_cautions(results) == ["Retain leaves out b: 'dense' solves none of its items."]
     retain = make_frames(results)["retain"].set_index("row")["retain"]
     assert dict(retain) == {"dense": 100.0, "cut": 200.0}
 
@@ -234,12 +234,12 @@ def test_a_task_that_was_not_run_is_told_with_its_reason(tmp_path: Path) -> None
     write_run(tmp_path, dense(score("a", [1, 0]), **changes))
     write_run(tmp_path, record("cut", 0.25, score("a", [1, 1]), **changes))
     sentence = "code is in no table because it was not run{}: bubblewrap is not installed{}."
-    assert gaps(read_results(tmp_path)) == [sentence.format("", "")]
+    assert gap_cautions(read_results(tmp_path)) == [sentence.format("", "")]
     here = {"budget": 0.4, "not_run": []}
     write_run(tmp_path, record("other", 0.4, score("a", [0, 1]), score("code", [1, 0]), **here))
     results = read_results(tmp_path)
     counted = "; the skip of rows that ran it counts its tokens"
-    assert gaps(results) == [sentence.format(" for dense, cut", counted)]
+    assert gap_cautions(results) == [sentence.format(" for dense, cut", counted)]
     frames = make_frames(results)
     assert dict(frames["retain"].set_index("row")["retain"]) == {
         "dense": 100.0, "cut": 200.0, "other": 100.0,
@@ -290,14 +290,14 @@ def test_a_headline_that_falls_as_it_improves_stays_out_of_the_retain(tmp_path: 
     assert "text" not in results.settings["retain_tasks"]
     (tmp_path / "suite.json").write_text(json.dumps({"retain_tasks": ["a", "text"]}))
     results = read_results(tmp_path)
-    assert gaps(results) == [
+    assert gap_cautions(results) == [
         "No record yet: unknown, for the suite cannot be read here (suite config, top level: "
         "'suite' is a required property).",
         "Retain leaves out text: of the headline metric less is better.",
     ]
     assert results.panels[0].retain_tasks == ["a"]
     (tmp_path / "suite.json").write_text(json.dumps({"retain_tasks": ["text"]}))
-    with pytest.raises(ValueError, match="of each headline metric less is better"):
+    with pytest.raises(ValueError, match="lower values are better for every headline metric"):
         read_results(tmp_path)
 
 
@@ -314,8 +314,9 @@ def test_measures_beside_retain_may_be_over_more_tasks(tmp_path: Path) -> None:
     assert line["flips"] == pytest.approx(25)
     # Chance is a quarter: 1 on a, and (1/2 - 1/4) / (1 - 1/4) on b.
     assert line["above_chance"] == pytest.approx(100 * (1 + 1 / 3) / 2)
-    assert "Above chance, flips and changed answers are over more tasks than Retain: b." in gaps(
-        results
+    assert (
+        "Above chance, flips and changed answers are over more tasks than Retain: b."
+        in gap_cautions(results)
     )
     (tmp_path / "suite.json").write_text(json.dumps(settings | {"measure_tasks": []}))
     with pytest.raises(ValueError, match="measure_tasks must be a list of names"):

@@ -11,10 +11,10 @@ import pytest
 from tests.records import dense, record, run_folder, score, write_run
 from tests.unit.report.figure_frames import marks, one, read
 from workflows.records.files import to_record
-from workflows.report.figures.data import Data, run_frames
+from workflows.report.figures.data import FigureFrames, run_frames
 
 
-def swept(folder: Path) -> Data:
+def swept(folder: Path) -> FigureFrames:
     """HeRo at three widths of its memory, at two pinned alphas, and under another setting too."""
     write_run(folder, dense(score("a", [1, 1, 1, 1])))
     for row, width, right in (("hero", 64, 3), ("hero-32", 32, 2), ("hero-128", 128, 4)):
@@ -41,7 +41,7 @@ def test_sweeps_take_rows_that_differ_in_one_setting_alone(tmp_path: Path) -> No
     assert [mark[1] for mark in marks(skipped)] == pytest.approx([5, 20])
 
 
-def with_training(folder: Path, log_at: str = "model/decisions.json") -> Data:
+def with_training(folder: Path, log_at: str = "model/decisions.json") -> FigureFrames:
     """A row with a log of training, whose layers are routed, removed and left alone."""
     write_run(folder, dense(score("a", [1, 1])))
     units = [
@@ -81,7 +81,9 @@ def test_the_token_map_shows_what_ran(tmp_path: Path) -> None:
     (file,) = tmp_path.rglob("hero/**/record.json")
     entries = json.loads(file.read_text()) | {"routes": [route]}
     routes = run_frames([to_record(entries)], [file])["routes"]
-    (axis,) = one("token_map", Data(data.retain, data.differences, data.layers, routes=routes)).axes
+    (axis,) = one(
+        "token_map", FigureFrames(data.retain, data.differences, data.layers, routes=routes)
+    ).axes
     ran = [[1, 1, 1], [0, 0, 0], [0.25, 1, 0], [1, 1, 1]]
     assert np.allclose(np.asarray(axis.images[0].get_array()), ran)
     assert [text.get_text() for text in axis.get_xticklabels()] == ["one", "two", "↵"]

@@ -9,7 +9,14 @@ import pytest
 
 from methods.core import facts
 from workflows.runtime import contents
-from workflows.runtime.contents import SETTINGS, TOKENIZER, WEIGHTS, Contents, digest, model_files
+from workflows.runtime.contents import (
+    SETTINGS_FILES,
+    TOKENIZER_FILES,
+    WEIGHTS_FILES,
+    Contents,
+    digest,
+    model_files,
+)
 
 
 def test_a_known_hash_holds_while_size_and_time_stay(
@@ -60,5 +67,5 @@ def test_of_a_models_folder_counts_what_is_read(tmp_path: Path) -> None:
     for name in [*read, "README.md", "record.json", "pytorch_model.bin"]:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
-    found = model_files(tmp_path, *SETTINGS, *TOKENIZER, *WEIGHTS)
+    found = model_files(tmp_path, *SETTINGS_FILES, *TOKENIZER_FILES, *WEIGHTS_FILES)
     assert [str(file.relative_to(tmp_path)) for file in found] == read

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 import subprocess
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
@@ -26,11 +27,16 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ):  # fmt: skip
         put(tmp_path / name)
     put(tmp_path / ".gitignore", "__pycache__/\nscratch/\n")
-    for command in (["init", "--quiet"], ["add", "."], ["commit", "--quiet", "-m", "first"]):
-        who = ["-c", "user.name=a", "-c", "user.email=a@b"]
-        subprocess.run(["git", *who, *command], cwd=tmp_path, check=True)
+    commit_all(tmp_path)
     monkeypatch.setattr(provenance, "ROOT", tmp_path)
     return tmp_path
+
+
+def commit_all(folder: Path) -> None:
+    """Make a folder a repository with one commit."""
+    for command in (["init", "--quiet"], ["add", "."], ["commit", "--quiet", "-m", "first"]):
+        who = ["-c", "user.name=a", "-c", "user.email=a@b"]
+        subprocess.run(["git", *who, *command], cwd=folder, check=True)
 
 
 def put(file: Path, text: str = "x = 1\n") -> None:
@@ -73,6 +79,23 @@ def test_a_repository_around_an_installed_copy_is_not_ours(
     monkeypatch.setattr(provenance, "ROOT", checkout / "site")
     assert provenance.git("rev-parse", "HEAD") is None
     assert dirty()
+
+
+@pytest.mark.parametrize("name", provenance.GIT_PLACES)
+def test_a_place_in_the_environment_is_not_ours(
+    name: str, checkout: Path, tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Such as that of another repository, from which a hook runs this."""
+    commit, other = provenance.git("rev-parse", "HEAD"), tmp_path_factory.mktemp("other")
+    assert commit
+    put(other / "methods/one.py", "x = 3\n")
+    commit_all(other)
+    places = {"GIT_DIR": ".git", "GIT_COMMON_DIR": ".git", "GIT_INDEX_FILE": ".git/index"}
+    monkeypatch.setenv(name, str(other / places.get(name, "")))
+    assert provenance.git("rev-parse", "HEAD") == commit
+    assert provenance.git("ls-files", "methods/base.py") == "methods/base.py"
+    assert not dirty()
 
 
 def test_outside_git_code_is_dirty(checkout: Path) -> None:
@@ -145,6 +168,36 @@ def test_a_record_names_the_versions_of_what_is_installed(monkeypatch: pytest.Mo
     found = provenance.provenance([])["versions"]
     assert "lm_eval" not in found
     assert {"python", "torch", "transformers"} <= set(found)
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "expected"),
+    [
+        ("processor\t: 0\nmodel name\t: A: B 3\n\nprocessor\t: 1\nmodel name\t: C\n", "A: B 3"),
+        (2 * "processor\t: 0\nCPU implementer\t: 0x41\nCPU part\t: 0xd0c\n\n", "ARM 0x41/0xd0c"),
+        (
+            "CPU implementer: 0x41\nCPU part: 0xd05\n\nCPU implementer: 0x41\nCPU part: 0xd0a\n",
+            "ARM 0x41/0xd05, 0x41/0xd0a",
+        ),
+        ("processor\t: 0\nhart\t: 1\n", ""),
+        ("", ""),
+    ],
+)
+def test_a_processor_has_its_name_or_its_numbers(cpuinfo: str, expected: str) -> None:
+    assert provenance.processor_name(cpuinfo) == expected
+
+
+def test_a_processor_without_either_has_the_name_of_its_kind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def unreadable(*_: object, **__: object) -> str:
+        raise FileNotFoundError
+
+    monkeypatch.setattr(Path, "read_text", unreadable)
+    for told, expected in (("x86", "x86"), ("", "aarch64")):
+        monkeypatch.setattr(platform, "processor", lambda told=told: told)
+        monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+        assert provenance._processor() == expected
 
 
 def test_the_instruction_set_is_the_one_that_torch_reports() -> None:

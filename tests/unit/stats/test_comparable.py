@@ -43,7 +43,7 @@ def test_equal_runs_pass() -> None:
 def test_scores_of_different_things_are_refused(changes: dict[str, Any], words: str) -> None:
     records = runs()
     records[1]["scores"][0] |= changes
-    with pytest.raises(ValueError, match=f"rows 'dense' and 'hero' were scored {words}; evaluate"):
+    with pytest.raises(ValueError, match=f"rows 'dense' and 'hero' were scored {words}; score"):
         check_comparable(typed(*records))
 
 
@@ -99,9 +99,15 @@ def test_one_name_for_two_backbones_is_refused() -> None:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"match": None}, r"row 'hero' says no protocol of matching \(match\), pooled or split"),
-        ({"match": "split", "kind": "static"}, r"row 'hero' says 'split' \(match\), null belongs"),
-        ({"match": "pooled", "budget": None}, r"row 'hero' says 'pooled' \(match\), null belongs"),
+        ({"match": None}, r"row 'hero' has no protocol \(match\), but needs pooled or split; fit"),
+        (
+            {"match": "split", "kind": "static"},
+            "row 'hero' has protocol 'split', but a row of its kind has none",
+        ),
+        (
+            {"match": "pooled", "budget": None},
+            "row 'hero' has protocol 'pooled', but a row of its kind has none",
+        ),
     ],
 )
 def test_a_protocol_stands_where_one_applies_and_only_there(

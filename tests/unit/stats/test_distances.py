@@ -14,14 +14,14 @@ from tests.records import Run, distance, panels, record, score, typed
 from workflows.records.parts import Distance, Fidelity
 from workflows.stats.comparable import check_comparable
 from workflows.stats.distances import AGREEMENT, KL, MEASURES, distances
-from workflows.stats.sampling import interval
-from workflows.stats.tables import (
+from workflows.stats.frames import (
     DISTANCES,
     budget_frame,
     cost_frame,
     measure_frame,
     retain_frame,
 )
+from workflows.stats.sampling import interval
 
 ITEMS = [score("a", [1, 1, 1, 0]), score("b", [1, 1, 0, 0])]
 TOKENS, ANSWERS = [2, 6, 12], [0, 1, 3]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.records import record, score, typed
 from tests.unit.stats.test_tables import dense, on, other
-from workflows.stats.tables import layer_frame
+from workflows.stats.frames import layer_frame
 
 
 def test_layers_show_what_ran() -> None:

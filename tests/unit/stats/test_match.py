@@ -11,7 +11,7 @@ from tests import records
 from tests.records import rates, record, score, typed
 from tests.unit.stats.test_tables import dense, frame, other, panels
 from workflows.stats.budget import PROMPT_TOLERANCE, met, misses, task_mean
-from workflows.stats.tables import budget_frame, layer_frame, retain_frame
+from workflows.stats.frames import budget_frame, layer_frame, retain_frame
 
 
 def hiding(**changes: Any) -> dict[str, Any]:

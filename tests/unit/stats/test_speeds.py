@@ -13,7 +13,8 @@ import pytest
 
 from tests import steps
 from tests.records import write_suite
-from workflows.report.results import gaps, read_results
+from workflows.report.cautions import gap_cautions
+from workflows.report.results import read_results
 from workflows.stats.speeds import with_speed
 
 
@@ -128,5 +129,7 @@ def test_times_of_an_earlier_model_are_left_out(tmp_path: Path) -> None:
     assert "Not all cases were timed" not in page
     kept = files[1].with_name("speed.json")
     kept.write_text(json.dumps(json.loads(kept.read_text()) | {"left": 2}))
-    (place,) = (one for one in gaps(read_results(results)) if one.startswith("Not all cases"))
+    (place,) = (
+        one for one in gap_cautions(read_results(results)) if one.startswith("Not all cases")
+    )
     assert kept.relative_to(results).as_posix() in place

@@ -11,15 +11,15 @@ import pytest
 from tests import records
 from tests.records import record, score, typed
 from workflows.report.suite_tables import notes
-from workflows.stats.lines import Panel
-from workflows.stats.measures import ABOVE
-from workflows.stats.tables import (
+from workflows.stats.frames import (
     budget_frame,
     cost_frame,
     measure_frame,
     retain_frame,
     score_frame,
 )
+from workflows.stats.lines import Panel
+from workflows.stats.measures import ABOVE
 
 COLUMNS = (
     "backbone target match row title kind seeds skip skip_std skip_prompt skip_answer skip_net "

@@ -21,7 +21,7 @@ from methods.core.training import losses
 from methods.core.training.documents import document_mask
 from tests.toys.models import make_model, wrap
 from workflows.evaluation import fidelity
-from workflows.stats.bounds import Shape
+from workflows.suite.load import Load
 from workflows.suite.memory import (
     CHUNK,
     COMPARED,
@@ -32,7 +32,7 @@ from workflows.suite.memory import (
     scoring_memory,
     training_memory,
 )
-from workflows.suite.tasks import Load
+from workflows.timing.bounds import DecoderSizes
 
 SIZES: dict[str, Any] = {
     "hidden_size": 96, "intermediate_size": 256, "num_hidden_layers": 8, "num_attention_heads": 4,
@@ -111,7 +111,7 @@ def test_as_many_positions_are_estimated_at_a_time_as_are_computed() -> None:
 
 def test_training_by_hand() -> None:
     """In float16: D 2, F 5, vocabulary 7, and 11 trained parameters under two of three layers."""
-    shape = Shape(width=2, layers=3, attention=16, ffn=30, head=14)
+    shape = DecoderSizes(width=2, layers=3, attention=16, ffn=30, head=14)
     dense = Dense(shape, parameters=200, layer=50, channels=5, cached=4, vocabulary=7, number=2)
     cost = Cost(layers=2, trained=11)
     # Ten positions on rows of six: a layer holds 3 F + 10 D numbers of each, a mask six.

@@ -15,11 +15,11 @@ from workflows import ROOT
 from workflows.report.published import REFERENCE
 from workflows.steps.plan import main
 from workflows.suite.config import read_configs
-from workflows.suite.costs import PADDING, JobCost, Work, job_cost
+from workflows.suite.costs import PADDING, JobCost, StepWork, job_cost
 from workflows.suite.jobs import Suite, read_suite
 from workflows.suite.machines import MACHINES, Machine
 from workflows.suite.plan import plan
-from workflows.suite.show import notes, opening
+from workflows.suite.plan_text import opening, plan_notes
 
 PAPER = ("llama31_8b", "llama2_7b", "llama2_13b")
 
@@ -144,10 +144,10 @@ def test_static_models_that_are_deleted_may_lie_there_together(tmp_path: Path) -
     # ShortGPT's stays for the row that starts from it; so does LaCo's until it is scored.
     assert costs["disk"]["static_models"] == pytest.approx(2 * one, abs=0.05)
     assert costs["disk"]["static_models_side_by_side"] == pytest.approx(2 * one, abs=0.05)
-    assert "side by side, as on a cluster" not in notes(costs)[0]
+    assert "side by side, as on a cluster" not in plan_notes(costs)[0]
     apart = plan(few("dense", "shortgpt", "laco", budgets=[0.25], keep_models=False), tmp_path)
     assert apart["disk"]["static_models"] == pytest.approx(one, abs=0.05)
-    assert notes(apart)[0].endswith(
+    assert plan_notes(apart)[0].endswith(
         f"side by side, as on a cluster, static models take {2 * one:.4g}."
     )
 
@@ -171,7 +171,7 @@ def test_seconds_of_a_fit_by_hand(tmp_path: Path) -> None:
 
 
 def test_training_grows_with_updates_and_tokens(tmp_path: Path) -> None:
-    def lora(**training: int) -> Work:
+    def lora(**training: int) -> StepWork:
         return row_cost(few("dense", "lora", training=training), "lora", tmp_path).fit
 
     once = lora(updates=100, batch_tokens=8192)
@@ -183,7 +183,7 @@ def test_training_grows_with_updates_and_tokens(tmp_path: Path) -> None:
 
 
 def test_calibration_grows_with_texts_and_their_length(tmp_path: Path) -> None:
-    def taylor(**params: int) -> Work:
+    def taylor(**params: int) -> StepWork:
         suite = few("dense", "shortened-taylor", params={"shortened-taylor": params})
         return row_cost(suite, "shortened-taylor", tmp_path).fit
 
@@ -196,7 +196,7 @@ def test_calibration_grows_with_texts_and_their_length(tmp_path: Path) -> None:
 def test_a_row_that_does_not_apply_costs_nothing(tmp_path: Path) -> None:
     suite = few("dense", "mindskip")  # its attentions hold less than the budget
     run = row_cost(suite, "mindskip", tmp_path)
-    assert run.fit == run.evaluation == Work()
+    assert run.fit == run.evaluation == StepWork()
 
 
 def test_the_step_prints_and_writes(
@@ -219,7 +219,7 @@ def test_a_run_opens_without_a_plan_where_torch_is_missing(monkeypatch: pytest.M
 
 def test_a_job_list_needs_no_torch() -> None:
     """The Snakefile imports what opens a run with the plan, and runs it on the start alone."""
-    code = "import sys\nimport workflows.suite.show\nassert 'torch' not in sys.modules"
+    code = "import sys\nimport workflows.suite.plan_text\nassert 'torch' not in sys.modules"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
 
 

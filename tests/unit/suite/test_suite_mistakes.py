@@ -192,7 +192,8 @@ WRONG = [
     ),
     (
         {"data": {"calibration": {"source": "self", "rows": 3, "skip": 4}}},
-        "data.calibration: skip is for texts that are there, and source 'self' writes new ones",
+        "data.calibration: 'skip' chooses among existing texts, but source 'self' writes new ones "
+        "(allowed: 0)",
     ),
     ({"batch_size": 0}, "batch_size: 0 is less than"),
     ({"noise_batch_sizes": [0]}, "noise_batch_sizes.0: 0 is less than"),

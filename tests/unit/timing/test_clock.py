@@ -31,22 +31,22 @@ def test_the_interval_of_a_ratio_is_the_bootstrap_of_its_median() -> None:
     theirs = stats.bootstrap(
         (ratios,), np.median, n_resamples=20_000, method="percentile", rng=np.random.default_rng(2)
     ).confidence_interval
-    told = clock.compare((ratios * dense).tolist(), dense.tolist(), bound=0.5)
+    told = clock.time_ratio((ratios * dense).tolist(), dense.tolist(), bound=0.5)
     assert told["over_dense"] == pytest.approx(np.median(ratios))
     assert told["interval"] == pytest.approx([theirs.low, theirs.high], abs=0.01)
 
 
 def test_what_is_told_of_times_by_hand() -> None:
     seconds, dense = [float(n) for n in range(1, 12)], [10.0] * 11
-    told = clock.compare(seconds, dense, bound=0.2)
+    told = clock.time_ratio(seconds, dense, bound=0.2)
     assert told["seconds"] == pytest.approx({10: 2, 50: 6, 90: 10})
     assert told["dense_seconds"] == pytest.approx({10: 10, 50: 10, 90: 10})
     assert (told["raw"], told["dense_raw"]) == (seconds, dense)
     assert told["realised_share"] == pytest.approx(0.4 / 0.8)
-    nearer = clock.compare(seconds, dense, bound=0.2, timed_bound=0.5)
+    nearer = clock.time_ratio(seconds, dense, bound=0.2, timed_bound=0.5)
     assert nearer["realised_share"] == pytest.approx(0.4 / 0.5)
     for bound in (None, 0.996):
-        assert clock.compare(seconds, dense, bound=bound)["realised_share"] is None
+        assert clock.time_ratio(seconds, dense, bound=bound)["realised_share"] is None
 
 
 def test_energy_is_measured_back_and_forth_behind_a_call(monkeypatch: pytest.MonkeyPatch) -> None:

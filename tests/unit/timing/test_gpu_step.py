@@ -28,7 +28,7 @@ def torch_as_it_was() -> Iterator[None]:
 
 def test_how_a_part_ended_is_noted(tmp_path: Path) -> None:
     file = tmp_path / "part.json"
-    gpu.note(file, ["-c", "import sys; print('so far'); sys.exit(3)"], timeout=60)
+    gpu.run_part(file, ["-c", "import sys; print('so far'); sys.exit(3)"], timeout=60)
     told = json.loads(file.read_text())
     assert (told["status"], told["said"]) == (3, "so far\n")
     assert file.with_suffix(".log").read_text() == "so far\n"
@@ -65,7 +65,7 @@ time.sleep(60)
     monkeypatch.setattr(gpu, "exit_status", once_begun)
     before = signal.signal(signal.SIGINT, signal.default_int_handler if heard else signal.SIG_IGN)
     try:
-        gpu.note(file, ["-c", words], timeout=1)
+        gpu.run_part(file, ["-c", words], timeout=1)
     finally:
         signal.signal(signal.SIGINT, before)
     told = json.loads(file.read_text())
@@ -83,12 +83,12 @@ def test_every_part_is_a_valid_command(tmp_path: Path, monkeypatch: pytest.Monke
     """As the step gives them, on a CPU and a toy; what takes long is left out."""
     commands, limits = list[list[str]](), list[float]()
 
-    def note(file: Path, command: list[str], timeout: float) -> int:
+    def run_part(file: Path, command: list[str], timeout: float) -> int:
         commands.append(command)
         limits.append(timeout)
         return 0
 
-    monkeypatch.setattr(gpu, "note", note)
+    monkeypatch.setattr(gpu, "run_part", run_part)
     words = ["--device", "cpu", "--shape", "cpu_16", "--dtype", "float32", "--rounds", "1"]
     monkeypatch.setattr("sys.argv", ["gpu", "--out", str(tmp_path), *words])
     gpu.main()
@@ -109,7 +109,7 @@ def test_every_part_is_a_valid_command(tmp_path: Path, monkeypatch: pytest.Monke
 def test_a_part_that_fails_ends_the_step_with_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gpu, "note", lambda file, *_, **__: int(file.stem == "prefill.run"))
+    monkeypatch.setattr(gpu, "run_part", lambda file, *_, **__: int(file.stem == "prefill.run"))
     monkeypatch.setattr("sys.argv", ["gpu", "--out", str(tmp_path), "--device", "cpu"])
     with pytest.raises(ValueError, match="^prefill failed; see the logs in "):
         gpu.main()
@@ -132,7 +132,7 @@ def test_on_a_gpu_deterministic_forms_are_timed_in_training_alone(
 ) -> None:
     seen = list[bool]()
 
-    def piece() -> list[time.Line]:
+    def piece() -> list[time.Timing]:
         seen.append(torch.are_deterministic_algorithms_enabled())
         return []
 
@@ -177,7 +177,7 @@ def test_a_case_that_does_not_fit_leaves_the_others(
 ) -> None:
     out, plain = tmp_path / "lines.json", time.time_training
 
-    def full(*given: Any) -> time.Line:
+    def full(*given: Any) -> time.Timing:
         recompute = given[3]
         if not recompute:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate ...")

@@ -21,7 +21,7 @@ from tests.toys.models import make_model, wrap
 from tests.unit.timing.test_work import BENCH, hero
 from workflows.timing import modes
 from workflows.timing.inference import Texts
-from workflows.timing.modes import _training_step, _with_lora, time_block, time_training
+from workflows.timing.modes import _training_step, _with_lora, time_ffn, time_training
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -73,7 +73,7 @@ def test_a_block_is_timed_as_a_layer_runs_it(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(layer, "dispatch", counted)
     model = hero()
-    lines, router = time_block(model, 0.25, BENCH), router_of(model)
+    lines, router = time_ffn(model, 0.25, BENCH), router_of(model)
     assert router is not None
     assert len(calls) == 2 * BENCH.turns
     (real,) = {1 - ran / 2048 for ran in calls}
@@ -92,7 +92,7 @@ def test_a_block_has_gradients_in_its_backward_case_alone(monkeypatch: pytest.Mo
         return plain(base, *others)
 
     monkeypatch.setattr(modes, "add_ffn", noted)
-    time_block(model, 0.25, BENCH)
+    time_ffn(model, 0.25, BENCH)
     assert seen == [(False, False)] * BENCH.turns + [(True, False)] * BENCH.turns
 
 

@@ -19,7 +19,7 @@ from methods.core.training.lora import fold_lora
 from tests.toys.models import keep_layers, make_model, wrap
 from tests.toys.routed import build_variant
 from tests.unit.core.routing.test_decoding import model_of
-from workflows.stats.bounds import prefill_flops
+from workflows.timing.bounds import prefill_flops
 from workflows.timing.inference import Texts, time_decode, time_prefill, time_static
 from workflows.timing.modes import Bench, forced_decisions, shape_of
 from workflows.timing.pair import Models, build_pair

@@ -19,7 +19,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from workflows.report.figures.curves import training
-from workflows.report.figures.data import Data
+from workflows.report.figures.data import FigureFrames
 from workflows.report.figures.forest import differences
 from workflows.report.figures.heat import executed_per_layer, scores_per_task
 from workflows.report.figures.measures import both_measures
@@ -31,7 +31,7 @@ from workflows.report.figures.tokens import token_map
 from workflows.runtime.files import delete_earlier, whole_file
 
 # Name -> from the data and a number of columns, 1 or 2, to figures by the suffix of the name.
-FIGURES: Mapping[str, Callable[[Data, int], Mapping[str, Figure]]] = {
+FIGURES: Mapping[str, Callable[[FigureFrames, int], Mapping[str, Figure]]] = {
     "retain_over_skip": retain_over_skip,
     "both_measures": both_measures,
     "protocols": protocols,
@@ -63,9 +63,9 @@ def draw_all(
     """Write every figure that the frames have data for into ``folder``; many lines on two cores.
 
     Args:
-        more: The other frames of :class:`~workflows.report.figures.data.Data`, by name.
+        more: The other frames of :class:`~workflows.report.figures.data.FigureFrames`, by name.
     """
-    data = Data(retain, differences, layers, **more)
+    data = FigureFrames(retain, differences, layers, **more)
     # Spawned, not forked: a fork has the locks of the other threads but not the threads.
     other = get_context("spawn").Process(target=_draw_silently, args=(data, 1, folder), daemon=True)
     if len(retain) > MANY and len(os.sched_getaffinity(0)) > 1:
@@ -87,14 +87,16 @@ def start_deaf(process: BaseProcess) -> None:
         signal.signal(signal.SIGINT, before)
 
 
-def drawings(data: Data, columns: int, names: Iterable[str]) -> Iterator[tuple[str, Figure]]:
+def drawings(
+    data: FigureFrames, columns: int, names: Iterable[str]
+) -> Iterator[tuple[str, Figure]]:
     """Figures of these names that the frames have data for, each with its name and suffix."""
     for name in names:
         for suffix, figure in FIGURES[name](data, columns).items():
             yield f"{name}{suffix}", figure
 
 
-def _draw(data: Data, columns: int, folder: Path) -> None:
+def _draw(data: FigureFrames, columns: int, folder: Path) -> None:
     """Every figure at one width."""
     below = folder / FOLDERS[columns]
     below.mkdir(parents=True, exist_ok=True)
@@ -114,7 +116,7 @@ def _save(figure: Figure, file: Path) -> None:
             figure.savefig(part, format=kind, metadata=metadata)
 
 
-def _draw_silently(data: Data, columns: int, folder: Path) -> None:
+def _draw_silently(data: FigureFrames, columns: int, folder: Path) -> None:
     """As :func:`_draw`; an error gives exit status 1 and no text."""
     try:
         _draw(data, columns, folder)

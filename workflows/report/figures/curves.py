@@ -7,10 +7,10 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
-from workflows.report.figures.data import Data
+from workflows.report.figures.data import FigureFrames
 from workflows.report.figures.lines import line_names, of_run, parts, with_part
 from workflows.report.figures.style import NO_TITLE, SMALL, WIDTHS, Margins, sheet, text_width
-from workflows.stats.speeds import KEYS
+from workflows.stats.lines import LINE_KEYS
 
 MOST = 8  # lines that one panel tells apart
 HANDLE = 0.45  # inches of a line in the legend with its gaps
@@ -22,11 +22,11 @@ LABELS = {
 }
 
 
-def training(data: Data, columns: int) -> dict[str, Figure]:
+def training(data: FigureFrames, columns: int) -> dict[str, Figure]:
     """Running means of the log, a line per trained row."""
     if data.curves.empty:
         return {}
-    runs = with_part(data.curves, data.methods).drop_duplicates(KEYS)
+    runs = with_part(data.curves, data.methods).drop_duplicates(LINE_KEYS)
     sheets = parts(runs, MOST)
     return {suffix: _sheet(part, data.curves, columns) for suffix, part in sheets.items()}
 

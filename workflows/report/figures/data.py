@@ -14,16 +14,16 @@ import pandas as pd
 from workflows.records.files import read_decisions
 from workflows.records.parts import Route
 from workflows.records.record import Record
-from workflows.stats.speeds import KEYS
-from workflows.stats.tables import run_labels, unit_title
+from workflows.stats.frames import run_labels, unit_title
+from workflows.stats.lines import LINE_KEYS
 
-LEAD = [*KEYS, "title", "kind"]
+LEAD = [*LINE_KEYS, "title", "kind"]
 CURVES = [*LEAD, "update", "loss", "skip", "alpha"]
 ROUTES = [*LEAD, "task", "place", "token", "answer", "layer", "ran"]
 
 
 @dataclass(frozen=True)
-class Data:
+class FigureFrames:
     """The frames.
 
     Args:
@@ -96,7 +96,7 @@ def curve_frame(runs: Sequence[tuple[Record, Path]]) -> pd.DataFrame:
     curves: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for record, file in runs:
         lead = run_labels(record)
-        name = tuple(str(lead[key]) for key in KEYS)
+        name = tuple(str(lead[key]) for key in LINE_KEYS)
         if name in curves:
             continue
         lines = [
@@ -123,7 +123,7 @@ def route_frame(records: Sequence[Record]) -> pd.DataFrame:
     routes: dict[tuple[str, ...], list[pd.DataFrame]] = {}
     for record in records:
         lead = run_labels(record)
-        name = tuple(str(lead[key]) for key in KEYS)
+        name = tuple(str(lead[key]) for key in LINE_KEYS)
         if name not in routes and record.routes:
             lead["title"] = unit_title(record)
             routes[name] = [_prompt_frame(record, route).assign(**lead) for route in record.routes]

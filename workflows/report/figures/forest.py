@@ -6,7 +6,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from workflows.report.figures.data import Data
+from workflows.report.figures.data import FigureFrames
 from workflows.report.figures.lines import panel_title, parts, with_part
 from workflows.report.figures.style import (
     GREY,
@@ -23,7 +23,7 @@ from workflows.stats.resample import RETAIN
 MOST = {1: 45, 2: 60}  # rows that fit a page
 
 
-def differences(data: Data, columns: int) -> dict[str, Figure]:
+def differences(data: FigureFrames, columns: int) -> dict[str, Figure]:
     """Retain minus that of the row in focus, or of the reference without one.
 
     A panel per target, sorted.

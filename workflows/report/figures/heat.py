@@ -11,17 +11,17 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from workflows.report.display import short_name
-from workflows.report.figures.data import Data
+from workflows.report.figures.data import FigureFrames
 from workflows.report.figures.lines import line_names, parts, with_part
 from workflows.report.figures.style import SMALL, Margins, inches, sheet, text_width
-from workflows.stats.tables import protocol_column
+from workflows.stats.frames import protocol_column
 
 MOST = 40
 PITCH = 0.135  # inches from row to row
 BAR = 0.4  # inches that the scale needs
 
 
-def scores_per_task(data: Data, columns: int) -> dict[str, Figure]:
+def scores_per_task(data: FigureFrames, columns: int) -> dict[str, Figure]:
     """Scores in percent, rows against tasks; the ground is the score over the column's best.
 
     Columns whose lower values are better, such as perplexities, are left out: they are no percent.
@@ -57,7 +57,7 @@ def _scores(lines: pd.DataFrame, tasks: Sequence[str], columns: int) -> Figure:
     return figure
 
 
-def executed_per_layer(data: Data, columns: int) -> dict[str, Figure]:
+def executed_per_layer(data: FigureFrames, columns: int) -> dict[str, Figure]:
     """Share of tokens that ran each layer, or its routed part, rows against layers."""
     lines = with_part(data.layers, data.methods)
     return {suffix: _layers(part, columns) for suffix, part in parts(lines, MOST).items()}

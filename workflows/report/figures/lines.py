@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from workflows.stats.speeds import KEYS
+from workflows.stats.lines import LINE_KEYS
 
 ORDER = ("match", "target", "part")
 VARIANTS = "variants"
@@ -46,8 +46,8 @@ def line_names(lines: pd.DataFrame) -> list[str]:
 
 
 def of_run(frame: pd.DataFrame, run: Mapping[Any, Any]) -> pd.DataFrame:
-    """The part of a frame that has the ``KEYS`` of one line."""
-    for key in KEYS:
+    """The part of a frame that has the ``LINE_KEYS`` of one line."""
+    for key in LINE_KEYS:
         frame = frame[frame[key].isna() if pd.isna(run[key]) else frame[key] == run[key]]
     return frame
 

@@ -6,7 +6,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from workflows.report.figures.data import Data
+from workflows.report.figures.data import FigureFrames
 from workflows.report.figures.lines import panel_title, parts, with_part
 from workflows.report.figures.style import (
     FULL,
@@ -23,7 +23,7 @@ MOST = {1: 30, 2: 40}  # rows that fit a page
 PLACE = ["backbone", "match", "target"]
 
 
-def both_measures(data: Data, columns: int) -> dict[str, Figure]:
+def both_measures(data: FigureFrames, columns: int) -> dict[str, Figure]:
     """Retain and Above chance, each with its interval: a panel per backbone, protocol and target.
 
     Rows are in the order of Retain. 0 is a guess by Above chance, 100 the reference by both.

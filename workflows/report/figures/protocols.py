@@ -6,7 +6,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from workflows.report.figures.data import Data
+from workflows.report.figures.data import FigureFrames
 from workflows.report.figures.lines import panel_title
 from workflows.report.figures.style import (
     FULL,
@@ -20,7 +20,7 @@ from workflows.report.figures.style import (
 )
 
 
-def protocols(data: Data, columns: int) -> dict[str, Figure]:
+def protocols(data: FigureFrames, columns: int) -> dict[str, Figure]:
     """Retain by both protocols: a panel per target, sorted by the split one."""
     both = data.retain[data.retain["target"].notna()].pivot_table(
         index=["backbone", "target", "row", "title", "kind"],

@@ -10,10 +10,9 @@ import pandas as pd
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
-from workflows.report.figures.data import Data
+from workflows.report.figures.data import FigureFrames
 from workflows.report.figures.labels import (
     Named,
     height_for,
@@ -29,6 +28,7 @@ from workflows.report.figures.style import (
     NO_TITLE,
     TITLE,
     Margins,
+    grey,
     inches,
     legend,
     list_sheet,
@@ -37,16 +37,16 @@ from workflows.report.figures.style import (
     text_width,
 )
 from workflows.stats.budget import TOLERANCE
-from workflows.stats.speeds import KEYS
+from workflows.stats.lines import LINE_KEYS
+from workflows.stats.retain import Floats
 
 MOST = 16  # rows that one panel names legibly
 LISTED = 60  # rows that fit a column of a page below each other
 LEAST, AROUND, PAGE = 1.9, 0.56, 9.2  # inches of a panel, of what surrounds it, of all
-BAND = Line2D([], [], color=GREY, alpha=0.3, linewidth=3.5, linestyle="-")
-TICK = Line2D([], [], color=GREY, marker="|", linestyle=":", linewidth=0.5)
-DASH = Line2D([], [], color=GREY, marker="_", markersize=5, linestyle=":", linewidth=0.5)
+BAND = grey(alpha=0.3, linewidth=3.5, linestyle="-")
+TICK = grey(marker="|", linestyle=":", linewidth=0.5)
+DASH = grey(marker="_", markersize=5, linestyle=":", linewidth=0.5)
 SKIPPED = "parameters skipped per token (%)"
-Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 Panels = list[tuple[str, pd.DataFrame]]
 
@@ -58,7 +58,7 @@ class Extra(NamedTuple):
     signs: Mapping[str, Artist]
 
 
-def retain_over_skip(data: Data, columns: int) -> dict[str, Figure]:
+def retain_over_skip(data: FigureFrames, columns: int) -> dict[str, Figure]:
     """Retain with its interval over the realised skip: a line per row through its budgets.
 
     The frontier is the rows that no other row beats in both. With one budget there is none.
@@ -77,7 +77,7 @@ def _one_budget(lines: pd.DataFrame) -> bool:
     return bool(targets.notna().all()) and targets.nunique() == 1
 
 
-def time_over_skip(data: Data, columns: int) -> dict[str, Figure]:
+def time_over_skip(data: FigureFrames, columns: int) -> dict[str, Figure]:
     """Measured time over that of the dense model, with the bound of each row.
 
     Drawn over the realised skip; with one budget as a list of rows.
@@ -88,7 +88,9 @@ def time_over_skip(data: Data, columns: int) -> dict[str, Figure]:
         speeds = speeds[speeds["mode"] != "training"]
     if speeds.empty:
         return {}
-    times = speeds.merge(data.retain[[*KEYS, "kind", "skip"]].dropna(subset="skip"), on=KEYS)
+    times = speeds.merge(
+        data.retain[[*LINE_KEYS, "kind", "skip"]].dropna(subset="skip"), on=LINE_KEYS
+    )
     marks = with_part(times, data.methods).assign(
         y=1 / times["speed"], low=1 / times["speed_high"], high=1 / times["speed_low"],
         bound=1 / times["bound"],
@@ -152,7 +154,7 @@ def _family(lines: pd.DataFrame) -> str:
     return f"variants of {(base if len(base) else lines)['title'].iloc[0]}"
 
 
-class Panel:
+class ScatterPanel:
     """What one panel shows: marks of rows that skip, levels of references, names on both sides."""
 
     def __init__(self, title: str, part: pd.DataFrame) -> None:
@@ -210,15 +212,15 @@ def _sheets(
     suffix: str, panels: Panels, columns: int, label: str, extra: Extra
 ) -> dict[str, Figure]:
     """As many sheets as the panels need. Panels without a row that skips are left out."""
-    drawings = [Panel(title, part) for title, part in panels]
+    drawings = [ScatterPanel(title, part) for title, part in panels]
     filled = [panel for panel in drawings if len(panel.rows)]
     pages = _paged(filled, columns)
     return {suffix + ending: _sheet(page, columns, label, extra) for ending, page in pages.items()}
 
 
-def _paged(panels: Sequence[Panel], columns: int) -> dict[str, list[Panel]]:
+def _paged(panels: Sequence[ScatterPanel], columns: int) -> dict[str, list[ScatterPanel]]:
     """Ending of a sheet's name -> its panels, ``columns`` side by side, no taller than a page."""
-    pages: list[list[Panel]] = []
+    pages: list[list[ScatterPanel]] = []
     room = 0.0
     for start in range(0, len(panels), columns):
         row = panels[start : start + columns]
@@ -231,7 +233,7 @@ def _paged(panels: Sequence[Panel], columns: int) -> dict[str, list[Panel]]:
     return {f"_{number}" if number > 1 else "": page for number, page in enumerate(pages, start=1)}
 
 
-def _sheet(panels: Sequence[Panel], columns: int, label: str, extra: Extra) -> Figure:
+def _sheet(panels: Sequence[ScatterPanel], columns: int, label: str, extra: Extra) -> Figure:
     """One sheet."""
     left, right = 0.46, max(right_margin(panel.right) for panel in panels)
     top = TITLE if any(panel.title for panel in panels) else NO_TITLE

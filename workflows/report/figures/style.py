@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import matplotlib
 import matplotlib.style
@@ -30,8 +30,17 @@ OFFSET = 0.16  # rows by which two marks of one row stand above and below its mi
 # Inches above a panel with a title, and without one.
 TITLE, NO_TITLE = 0.2, 0.08
 Span = tuple[ArrayLike, ArrayLike]
-FULL = Line2D([], [], color=GREY, marker="o", linestyle="")
-HOLLOW = Line2D([], [], color=GREY, marker="o", markerfacecolor="white", linestyle="")
+
+
+def grey(**look: Any) -> Line2D:
+    """A sign of a legend, drawn by matplotlib's own settings where ``look`` says nothing."""
+    # It is made at import, outside of use(), where a user's matplotlibrc holds.
+    with matplotlib.style.context("default"):
+        return Line2D([], [], color=GREY, **look)
+
+
+FULL = grey(marker="o", linestyle="")
+HOLLOW = grey(marker="o", markerfacecolor="white", linestyle="")
 
 
 class Sign(NamedTuple):
@@ -51,8 +60,8 @@ KINDS = {
 
 
 def use() -> AbstractContextManager[None]:
-    """A context in which figures are drawn in the style."""
-    return matplotlib.style.context(STYLE)
+    """A context in which figures are drawn in the style, whatever a user's matplotlibrc says."""
+    return matplotlib.style.context(STYLE, after_reset=True)
 
 
 class Margins(NamedTuple):

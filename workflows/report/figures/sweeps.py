@@ -11,25 +11,25 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from workflows.report.figures.data import Data
+from workflows.report.figures.data import FigureFrames
 from workflows.report.figures.style import KINDS, NO_TITLE, Margins, mark, sheet
-from workflows.stats.speeds import KEYS
+from workflows.stats.lines import LINE_KEYS
 
 LEAST = 2  # values that make a sweep
 STYLES = ("-", "--", ":", "-.")
 
 
-def alpha_sweep(data: Data, columns: int) -> dict[str, Figure]:
+def alpha_sweep(data: FigureFrames, columns: int) -> dict[str, Figure]:
     """Skip and Retain of rows that pin alpha, over it."""
     return _figures(sweep(data, "alpha"), "alpha", ["retain", "skip"], columns)
 
 
-def memory_width(data: Data, columns: int) -> dict[str, Figure]:
+def memory_width(data: FigureFrames, columns: int) -> dict[str, Figure]:
     """Retain and net skip over the width of the routers' memory."""
     return _figures(sweep(data, "memory_width"), "memory width", ["retain", "skip_net"], columns)
 
 
-def sweep(data: Data, name: str) -> pd.DataFrame:
+def sweep(data: FigureFrames, name: str) -> pd.DataFrame:
     """The lines of the retain frame whose rows differ in one param alone.
 
     Returns:
@@ -47,7 +47,7 @@ def sweep(data: Data, name: str) -> pd.DataFrame:
     lines = data.retain[data.retain["retain"].notna()].merge(pinned, on=["backbone", "row"])
     groups = lines.groupby(["backbone", "target", "match", "method", "rest"], dropna=False)
     sweeps = lines.assign(sweep=groups.ngroup(), several=groups["value"].transform("nunique"))
-    return sweeps[sweeps["several"] >= LEAST].sort_values([*KEYS[:3], "sweep", "value"])
+    return sweeps[sweeps["several"] >= LEAST].sort_values([*LINE_KEYS[:3], "sweep", "value"])
 
 
 LABELS = {"retain": "Retain (%)", "skip": "skipped (%)", "skip_net": "skipped, net (%)"}

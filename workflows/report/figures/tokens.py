@@ -6,11 +6,11 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from workflows.report.figures.data import Data
+from workflows.report.figures.data import FigureFrames
 from workflows.report.figures.heat import paint
 from workflows.report.figures.lines import line_names, of_run, parts, with_part
 from workflows.report.figures.style import GREY, SMALL, Margins, sheet
-from workflows.stats.speeds import KEYS
+from workflows.stats.lines import LINE_KEYS
 
 MOST = 8
 TOKENS = {1: 30, 2: 64}  # that can be read at a paper's width
@@ -22,12 +22,12 @@ CAPTION = (
 )
 
 
-def token_map(data: Data, columns: int) -> dict[str, Figure]:
+def token_map(data: FigureFrames, columns: int) -> dict[str, Figure]:
     """Layers against the last tokens of the first prompt that is routed, a panel per row."""
     if data.routes.empty:
         return {}
     first = data.routes[data.routes["task"] == data.routes["task"].iloc[0]]
-    runs = with_part(first, data.methods).drop_duplicates(KEYS)
+    runs = with_part(first, data.methods).drop_duplicates(LINE_KEYS)
     return {suffix: _sheet(part, first, columns) for suffix, part in parts(runs, MOST).items()}
 
 

@@ -61,8 +61,8 @@ def test_steering_by_hand() -> None:
     assert copy.alpha == steering.alpha
 
 
-def test_a_unit_scales_alpha_and_its_limits() -> None:
-    one, other = Controller(Target(0.2), 0.0), Controller(Target(0.2), 0.0, unit=8.0)
+def test_a_gain_scales_alpha_and_its_limits() -> None:
+    one, other = Controller(Target(0.2), 0.0), Controller(Target(0.2), 0.0, gain=8.0)
     alphas = list[float]()
     for step in range(800):
         skip = 0.0 if step < 400 else 0.4

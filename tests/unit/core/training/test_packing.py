@@ -8,15 +8,15 @@ import pytest
 import torch
 
 from methods.core.data import Document
-from methods.core.training.packing import deal, lay_out, pack, plan, split
+from methods.core.training.packing import deal, document_batches, lay_out, pack, split
 from tests.toys.texts import documents
 
 
 def test_plan_takes_every_document_once_per_epoch() -> None:
     lengths = [len(document.ids) for document in documents(17)]
-    batches = list(islice(plan(lengths, 30, 4), 40))
-    assert batches == list(islice(plan(lengths, 30, 4), 40))
-    assert batches != list(islice(plan(lengths, 30, 5), 40))
+    batches = list(islice(document_batches(lengths, 30, 4), 40))
+    assert batches == list(islice(document_batches(lengths, 30, 4), 40))
+    assert batches != list(islice(document_batches(lengths, 30, 5), 40))
     assert all(sum(lengths[n] for n in batch) <= 30 for batch in batches)
     order = [number for batch in batches for number in batch]
     first, second = order[:17], order[17:34]
@@ -28,7 +28,7 @@ def test_plan_takes_every_document_once_per_epoch() -> None:
 
 
 def test_plan_gives_a_document_above_the_limit_a_batch_of_its_own() -> None:
-    batches = list(islice(plan([50, 4, 4], 10, 1), 4))
+    batches = list(islice(document_batches([50, 4, 4], 10, 1), 4))
     assert [0] in batches
     assert all(batch == [0] or 0 not in batch for batch in batches)
 
@@ -126,7 +126,7 @@ def test_few_positions_of_a_packed_update_are_pads(most: int, bound: float) -> N
     lengths = drawn.long().clamp(8, 2048).tolist()
     assert 640 < sum(lengths) / len(lengths) < 660
     held = spent = 0
-    for batch in islice(plan(lengths, 83_200, 1), 10):
+    for batch in islice(document_batches(lengths, 83_200, 1), 10):
         rows = pack([Document(range(lengths[n]), 0) for n in batch], 2048)
         passes = [lengths_of(part) for part in split(rows, most)]
         assert all(len(part) * max(part) <= (most or 100_000) for part in passes)

@@ -15,7 +15,7 @@ from tqdm import tqdm
 from methods.core.data import Document
 from methods.core.model.backbone import layers
 from methods.core.training.loop import Trainer, thin
-from methods.core.training.packing import lay_out, plan
+from methods.core.training.packing import document_batches, lay_out
 from methods.core.training.params import TrainingParams
 from tests.toys.models import make_model
 from tests.toys.texts import documents
@@ -37,7 +37,7 @@ def test_packed_equals_one_document_per_row(row: str, tmp_path: Path) -> None:
     for length in (0, 25, 60):
         trainer = trainer_for(row, tmp_path / str(length), updates=1, row_length=length)
         found.append(one_update(trainer))
-    batch = next(plan([len(d.ids) for d in trainer.documents], 60, 5))
+    batch = next(document_batches([len(d.ids) for d in trainer.documents], 60, 5))
     shapes = [
         lay_out([trainer.documents[n] for n in batch], length, 1.0).ids.shape
         for length in (0, 25, 60)
@@ -57,7 +57,7 @@ def test_accumulation_gives_the_same_update(row: str, tmp_path: Path) -> None:
     for most in (0, 40, 20):
         changes = {"updates": 1, "row_length": 20, "micro_tokens": most}
         trainer = trainer_for(row, tmp_path / str(most), **changes)
-        batch = next(plan([len(d.ids) for d in trainer.documents], 60, 5))
+        batch = next(document_batches([len(d.ids) for d in trainer.documents], 60, 5))
         passes.append(len(trainer._micro_batches([trainer.documents[n] for n in batch])))
         found.append(one_update(trainer))
         after.append(values(trainer))
@@ -267,7 +267,7 @@ def test_a_fit_shows_how_it_goes(
     for name in shown:
         assert float(fields[name]) == pytest.approx(last[name], abs=5e-4)
     lengths = [len(d.ids) for d in trainer.documents]
-    used = sum(lengths[n] for batch in islice(plan(lengths, 60, 5), 3) for n in batch)
+    used = sum(lengths[n] for batch in islice(document_batches(lengths, 60, 5), 3) for n in batch)
     assert trainer.tokens == used
     # Finished updates, the time they took and the time that is left.
     assert re.search(r"training: 100%.* 3/3 \[\d\d:\d\d<00:00", capsys.readouterr().err)

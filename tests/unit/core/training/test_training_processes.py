@@ -20,7 +20,7 @@ from methods.core.data import Document
 from methods.core.routing.gates import hashed_noise
 from methods.core.routing.router import Context, Tokens
 from methods.core.training.interruption import Interrupted
-from methods.core.training.packing import pack, plan
+from methods.core.training.packing import document_batches, pack
 from tests.toys.models import make_model, wrap
 from tests.toys.texts import documents
 from tests.toys.training import SHORT, same_bits, signal_in, trainer_for, values
@@ -127,7 +127,7 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Run]]:
 
 
 def test_the_batches_leave_one_process_with_less() -> None:
-    batches = islice(plan([len(d.ids) for d in UNEVEN], 50, 5), 8)
+    batches = islice(document_batches([len(d.ids) for d in UNEVEN], 50, 5), 8)
     rows = [len(pack([UNEVEN[n] for n in batch], 20)) for batch in batches]
     assert 1 in rows
     assert any(number % 2 and number > 1 for number in rows)

@@ -19,7 +19,7 @@ from methods.core.data import Document
 from methods.core.routing.steering import Gates
 from methods.core.training.interruption import SIGNALS, Interrupted
 from methods.core.training.loop import DivergedError, Trainer
-from methods.core.training.packing import plan
+from methods.core.training.packing import document_batches
 from methods.core.training.params import TrainingParams
 from methods.core.training.snapshots import NAME, digest, earlier_seconds
 from tests.steps import fit
@@ -173,7 +173,9 @@ def test_a_fit_on_edited_data_or_by_edited_code_begins_anew(
     assert list((tmp_path / "made.checkpoints").glob(f"*/{NAME}"))
     if part == "code":
         monkeypatch.setattr("methods.core.training.loop.learning_rate", lambda *_: 0.01)
-        monkeypatch.setattr("workflows.steps.fit.code_hash", lambda part: f"edited {part}")
+        monkeypatch.setattr(
+            "workflows.steps.fit.code_hashes", lambda parts: dict.fromkeys(parts, "edited")
+        )
     else:
         file = files["training" if part == "train" else part]
         file.write_text("".join(file.read_text().splitlines(keepends=True)[::2]))
@@ -256,6 +258,6 @@ def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_good_snapshot(
     assert reread._resume() == 2
     good.documents = trainer.documents
     lengths = [len(d.ids) for d in good.documents]
-    for number, batch in enumerate(islice(plan(lengths, 60, 5), 2)):
+    for number, batch in enumerate(islice(document_batches(lengths, 60, 5), 2)):
         good._update(number, [good.documents[n] for n in batch])
     same_bits(values(good), values(reread))

@@ -2,14 +2,16 @@
 
 import pytest
 
-from workflows.stats.bounds import Shape, prefill_flops, training_flops
+from workflows.timing.bounds import DecoderSizes, prefill_flops, training_flops
 
 ATTENTION, FFN, HEAD = 41_943_040, 176_160_768, 525_336_576
-DENSE = Shape(4096, 32, ATTENTION, FFN, HEAD)
-ROUTED = Shape(4096, 32, ATTENTION, FFN, HEAD, routed=16, adapter=7_340_032, router=2_169_554)
+DENSE = DecoderSizes(4096, 32, ATTENTION, FFN, HEAD)
+ROUTED = DecoderSizes(
+    4096, 32, ATTENTION, FFN, HEAD, routed=16, adapter=7_340_032, router=2_169_554
+)
 LORA = 335_544_320
 # Of four layers the last two are routed.
-TINY = Shape(width=2, layers=4, attention=10, ffn=30, head=7, routed=2, adapter=5, router=3)
+TINY = DecoderSizes(width=2, layers=4, attention=10, ffn=30, head=7, routed=2, adapter=5, router=3)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +63,7 @@ def test_a_training_step_by_hand(
 
 
 def test_without_routing_gradients_reach_every_layer() -> None:
-    plain = Shape(width=2, layers=4, attention=10, ffn=30, head=7)
+    plain = DecoderSizes(width=2, layers=4, attention=10, ffn=30, head=7)
     step = training_flops(plain, 6, 0.0)
     assert step == training_flops(plain, 6, 0.0, reached=4)
     assert step == 2 * (4 * 40 + 7) + 4 * 24 + 2 * (4 * 40 + 7) + 2 * 4 * 24

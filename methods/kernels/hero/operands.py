@@ -10,7 +10,7 @@ from torch import Tensor
 class KernelWeights(NamedTuple):
     """The weights of a router as the kernels read them, float32 and contiguous.
 
-    ``kernel_weights`` in ``methods/hero/weights.py`` makes them. H is the head width, M the
+    ``kernel_weights`` in ``methods/hero/merged.py`` makes them. H is the head width, M the
     memory's, R the number of routed FFNs; states are 64 wide.
 
     ``wide`` (2H, D) is [sqrt(D) W_hd diag(w) ; W_local1]; ``parts`` (4H, D), bfloat16, is ``wide``

@@ -38,8 +38,8 @@ from methods.kernels.hero.formulas import (
     Variant,
     decays,
 )
+from methods.kernels.hero.operands import KernelWeights
 from methods.kernels.hero.streams import parts
-from methods.kernels.hero.weights import KernelWeights
 
 Array = NDArray[np.float32]
 

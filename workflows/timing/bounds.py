@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Shape:
+class DecoderSizes:
     """Sizes of a decoder, in parameters unless stated.
 
     Args:
@@ -40,7 +40,7 @@ class Shape:
         return self.layers * self.attention + dense * self.ffn + self.routed * routed
 
 
-def prefill_flops(shape: Shape, sequences: int, length: int, bypass: float) -> float:
+def prefill_flops(shape: DecoderSizes, sequences: int, length: int, bypass: float) -> float:
     """Operations of a prompt pass with logits of the last token only."""
     tokens = sequences * length
     scores = 2 * shape.width * length * tokens * shape.layers
@@ -48,7 +48,7 @@ def prefill_flops(shape: Shape, sequences: int, length: int, bypass: float) -> f
 
 
 def training_flops(
-    shape: Shape,
+    shape: DecoderSizes,
     length: float,
     bypass: float,
     lora: int = 0,

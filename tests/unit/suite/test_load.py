@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from workflows.evaluation.tasklist import TaskEntry
-from workflows.suite.tasks import TASKS, load_of, unknown_tasks
+from workflows.suite.load import TASKS, load_of, unknown_tasks
 
 # Shots; millions of tokens, every choice with its prompt, and choices sharing it.
 KNOWN = {

@@ -18,7 +18,7 @@ from workflows.suite.jobs import Suite, read_suite
 
 
 @dataclass(frozen=True)
-class Again:
+class RepeatCommands:
     """Commands that make the runs of a results folder again.
 
     Args:
@@ -32,7 +32,7 @@ class Again:
     reason: str
 
     @classmethod
-    def of(cls, results: Results) -> Again:
+    def of(cls, results: Results) -> RepeatCommands:
         """For the suites that made a folder."""
         suites, reason = [], "its own is not there"
         for file in reversed(suite_files(results.folder)):
@@ -43,7 +43,10 @@ class Again:
         return cls(suites, results, reason)
 
     def of_file(self, file: Path) -> dict[str, str]:
-        """The command that scores the model of a record, and the one that fits and scores it."""
+        """The command that scores the model of a record, and the one that fits and scores it.
+
+        Without a suite, one entry that says why.
+        """
         *_, backbone, row, label, seed, _ = file.parts
         for suite, config in self.suites:
             try:

@@ -16,7 +16,7 @@ def opening(suite: Suite) -> str:
         # every job list, and under `--sdm conda` Snakemake's own Python may have no torch.
         from workflows.suite.plan import plan
 
-        return "\n".join(lines(plan(suite)))
+        return "\n".join(plan_lines(plan(suite)))
     except (ImportError, ValueError) as error:
         reason = str(error)
     # A method's file may fail in any other way, and a plan is no reason to stop a run.
@@ -25,7 +25,7 @@ def opening(suite: Suite) -> str:
     return f"No plan of what suite {suite.name} costs: {reason}"
 
 
-def lines(plan: Mapping[str, Any]) -> list[str]:
+def plan_lines(plan: Mapping[str, Any]) -> list[str]:
     """The plan as text."""
     machines = [machine.name for machine in MACHINES]
     head = ["row", "fits", "evals", "trained Mtok", "scored Mtok", "PFLOP"]
@@ -48,7 +48,7 @@ def lines(plan: Mapping[str, Any]) -> list[str]:
     return [
         f"Suite {plan['suite']}; every figure is derived, none is measured.",
         *rows,
-        *notes(plan),
+        *plan_notes(plan),
     ]
 
 
@@ -57,7 +57,7 @@ def _short(value: float) -> str:
     return f"{value:.2f}" if value < 10 else f"{value:,.0f}"
 
 
-def notes(plan: Mapping[str, Any]) -> list[str]:
+def plan_notes(plan: Mapping[str, Any]) -> list[str]:
     """What the table leaves out."""
     total, open_jobs, disk = plan["total"], plan["left"], plan["disk"]
     sizes = {name: size for name, size in disk.items() if name != "basis"}
