@@ -99,7 +99,8 @@ class Method(ABC):
     """One paper, one control or one reference.
 
     Class attributes (literals):
-        title: Name in tables; may use the fields of ``Params``, as in ``"Random skip ({unit})"``.
+        title: Name in tables, no two rows share one; may use the fields of ``Params``, as in
+            ``"Random skip ({unit})"``.
         source: The paper, with its address, or what a control is for.
         kind: ``"reference"`` skips nothing; ``"static"`` changes weights once and stores a whole
             model; ``"dynamic"`` decides per token and stores only what it trained.

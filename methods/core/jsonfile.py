@@ -75,7 +75,7 @@ def check_plain(value: Any, where: str) -> None:
     if isinstance(value, Mapping):
         for key, part in value.items():
             if not isinstance(key, str):
-                raise ValueError(f"{where}: the key {key!r} of a mapping is no text, as JSON wants")
+                raise ValueError(f'{where}: the key {key!r} of a mapping is no text: write "{key}"')
             check_plain(part, f"{where}, {key}")
     elif isinstance(value, (list, tuple)):
         for place, part in enumerate(value):

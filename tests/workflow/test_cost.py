@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,12 +23,12 @@ def shape(monkeypatch: pytest.MonkeyPatch) -> str:
     return "cpu_512"
 
 
-def measure(shape: str, rows: str, folder: Path) -> dict[str, dict[str, float]]:
+def measure(shape: str, rows: str, folder: Path, budget: float = 0.25) -> dict[str, dict[str, Any]]:
     """The rows of the report."""
-    sizes = ["--documents", 2, "--length", 8, "--threads", 1, "--device", "cpu"]
+    sizes = ["--budget", budget, "--documents", 2, "--length", 8, "--threads", 1, "--device", "cpu"]
     places = ["--workdir", folder / "work", "--out", folder / "cost.json"]
     steps.call("cost", "--shape", shape, "--rows", rows, *sizes, *places)
-    found: dict[str, dict[str, float]] = json.loads((folder / "cost.json").read_text())["rows"]
+    found: dict[str, dict[str, Any]] = json.loads((folder / "cost.json").read_text())["rows"]
     return found
 
 
@@ -44,3 +45,9 @@ def test_a_finished_row_is_not_fitted_again(shape: str, tmp_path: Path) -> None:
     assert measure(shape, "shortgpt", tmp_path) == {"shortgpt": marked}
     kept.write_text(json.dumps(marked | {"identity": {"threads": 2}}))
     assert measure(shape, "shortgpt", tmp_path)["shortgpt"]["seconds"] != 1234.5
+
+
+def test_a_row_that_does_not_apply_takes_no_other_with_it(shape: str, tmp_path: Path) -> None:
+    found = measure(shape, "random-skip,shortgpt", tmp_path, budget=0.6)
+    assert "less than the budget" in found["random-skip"]["not_applicable"]
+    assert found["shortgpt"]["seconds"] > 0

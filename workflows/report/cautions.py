@@ -53,17 +53,19 @@ def gap_cautions(results: Results) -> list[str]:
         sentences.append(
             f"Retain leaves out {', '.join(perplexities)}: of the headline metric less is better."
         )
+    several = len({panel.reference.backbone for panel in results.panels}) > 1
     for panel in results.panels:
+        on = f" on {panel.reference.backbone}" if several else ""
         tasks_of_suite = counted_tasks(results.settings["retain_tasks"], every)
         tasks = [task for task in tasks_of_suite if task not in panel.retain_tasks]
         row = results.settings["reference_row"]
         if tasks:
             sentences.append(
-                f"Retain leaves out {', '.join(tasks)}: '{row}' solves none of its items."
+                f"Retain{on} leaves out {', '.join(tasks)}: '{row}' solves none of its items."
             )
         if more := [task for task in panel.measure_tasks if task not in panel.retain_tasks]:
             sentences.append(
-                "Above chance, flips and changed answers are over more tasks than Retain: "
+                f"Above chance, flips and changed answers{on} are over more tasks than Retain: "
                 f"{', '.join(more)}."
             )
     return list(dict.fromkeys(sentences))

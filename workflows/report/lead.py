@@ -88,7 +88,9 @@ def _certainty(leader: Mapping[Any, Any], others: list[dict[Any, Any]]) -> str:
     if not others:
         return f"{leader['title']} is alone"
     titles = [line["title"] for line in others if line["tied"]]
-    all_others = f"all {len(others)} others" if len(others) > 1 else "the other row"
+    all_others = {1: "the other row", 2: "both others"}.get(
+        len(others), f"all {len(others)} others"
+    )
     text = f"tied with {' and '.join(titles)}" if titles else f"ahead of {all_others}"
     text += ONE_SEED if any(line["one_seed"] for line in others) else ""
     return f"{leader['title']} is first in {leader['first']:.0f} % of resamples ({text})"

@@ -43,7 +43,8 @@ class RepeatCommands:
         return cls(suites, results, reason)
 
     def of_file(self, file: Path) -> dict[str, str]:
-        """The command that scores the model of a record, and the one that fits and scores it.
+        """The command that scores the model of a record, if the suite keeps it, and the one that
+        fits and scores it.
 
         Without a suite, one entry that says why.
         """
@@ -53,7 +54,8 @@ class RepeatCommands:
                 job = suite.find(backbone, row, label, seed)
             except KeyError:
                 continue
-            return {"command": _score(suite, job), "command, fit": self._fit(suite, job, config)}
+            kept = {"command": _score(suite, job)} if suite.keeps(suite.groups[job.row]) else {}
+            return {**kept, "command, fit": self._fit(suite, job, config)}
         reason = f"{self.results.place} has no suite with it" if self.suites else self.reason
         return {"command": f"no suite here makes this run ({reason}); see its record"}
 

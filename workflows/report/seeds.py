@@ -91,9 +91,10 @@ def read_spread(folder: Path | None) -> SeedSpread | None:
     if folder is None and not HEADLINE.is_dir():
         return None
     folder = HEADLINE if folder is None else folder
-    settings, file = read_json(folder / SOURCE), folder / "retain.csv"
-    if not file.is_file():
-        raise ValueError(f"{file} is missing")
+    file = folder / "retain.csv"
+    if not (folder / SOURCE).is_file() or not file.is_file():
+        raise ValueError(f"{folder} is no published suite (skipbench publish makes one)")
+    settings = read_json(folder / SOURCE)
     own = folder.resolve()
     name = own.relative_to(ROOT) if own.is_relative_to(ROOT) else folder
     return SeedSpread(name.as_posix(), pd.read_csv(file), settings)

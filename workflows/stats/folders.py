@@ -12,6 +12,7 @@ import pandas as pd
 from workflows.stats.comparable import SAME_DOCUMENTS, SAME_HEADLINE, score_difference
 from workflows.stats.distances import SCALES
 from workflows.stats.lines import Line, Panel
+from workflows.stats.resample import RETAIN
 from workflows.stats.sampling import difference, interval, paired_difference
 from workflows.stats.versus import test_columns
 
@@ -69,7 +70,7 @@ def shared_panels(first: Sequence[Panel], second: Sequence[Panel]) -> list[tuple
 def _check(one: Panel, two: Panel) -> None:
     """Refuse two panels whose scores measure different things."""
     for what, mine, theirs in (
-        ("score different tasks", one.samples, two.samples),
+        ("score different tasks", *([t for t in p.samples if t != RETAIN] for p in (one, two))),
         ("have other tasks of the Retain", one.retain_tasks, two.retain_tasks),
         ("have other tasks of the measures beside it", one.measure_tasks, two.measure_tasks),
     ):

@@ -82,15 +82,19 @@ def main() -> None:
     shape = (args.documents, args.length)
     with whole_file(ids) as part, part.open("wb") as stream:
         np.save(stream, np.random.default_rng(0).integers(0, vocabulary, shape))
+    costs = {row: cost_of(row, backbone, ids, home, args) for row in rows}
     report = {
         "command": command_of(args),
         "weights_mb": round(sum(f.stat().st_size for f in backbone.iterdir()) / 2**20, 1),
-        "rows": {row: cost_of(row, backbone, ids, home, args) for row in rows},
+        "rows": costs,
         **provenance(fit_parts(*map(find_row, rows))),
     }
     write_json(args.out, report)
-    for row, cost in report["rows"].items():
-        print(f"{row:20} {cost['seconds']:8.1f} s  {cost['peak_memory_mb']:9.1f} MB")
+    for row, cost in costs.items():
+        if reason := cost.get("not_applicable"):
+            print(f"{row:20} does not apply: {reason}")
+        else:
+            print(f"{row:20} {cost['seconds']:8.1f} s  {cost['peak_memory_mb']:9.1f} MB")
 
 
 def write_backbone(args: argparse.Namespace, folder: Path) -> None:
@@ -106,8 +110,10 @@ def cost_of(
 ) -> dict[str, Any]:
     """What the fit step measured for one row, seconds and MB; kept for the same code and machine.
 
+    Of a row that does not apply, ``not_applicable`` says why.
+
     Raises:
-        ValueError: The row does not fit, or its fit failed.
+        ValueError: Its fit failed.
     """
     identity = {
         "code": code_hashes(fit_parts(find_row(row))),
@@ -135,7 +141,7 @@ def fit(row: str, backbone: Path, ids: Path, out: Path, args: argparse.Namespace
     card = read_card(out)
     shutil.rmtree(out)
     if card.fit is None:
-        raise ValueError(f"row '{row}' does not apply: {card.not_applicable}")
+        return {"not_applicable": card.not_applicable}
     return {**card.fit, "commit": card.provenance["commit"]}
 
 

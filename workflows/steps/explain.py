@@ -55,7 +55,7 @@ def main() -> None:
     """Find the number and print where it comes from."""
     args = arguments()
     results = read_results(args.results or Path("results") / args.suite)
-    panel = find_panel(results, args.backbone, args.match)
+    panel = find_panel(results, args.backbone, args.match, args.row)
     line = find_line(panel, args.row, None if args.budget is None else check_budget(args.budget))
     record = find_record(line, args.seed)
     score = find_score(record, args.task)
@@ -76,11 +76,17 @@ def main() -> None:
         print(f"{name:<{width}}" + f"\n{'':<{width}}".join(lines))
 
 
-def find_panel(results: Results, backbone: str | None, match: str | None) -> Panel:
-    """The lines of a backbone under a protocol; either may be None if there is only one."""
+def find_panel(results: Results, backbone: str | None, match: str | None, row: str) -> Panel:
+    """The lines of a backbone under a protocol; either may be None if there is only one.
+
+    A row without a protocol is the same under all.
+    """
     panels = _matching_panels(
         results.panels, "--backbone", backbone, lambda panel: panel.reference.backbone
     )
+    runs = [line.first for line in panels[0].lines if line.row == row]
+    if match is None and runs and all(run.match is None for run in runs):
+        return panels[0]
     return _matching_panels(panels, "--match", match, lambda panel: panel.match)[0]
 
 

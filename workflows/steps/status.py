@@ -1,9 +1,9 @@
 """Where a suite stands while it runs, or after: `python -m workflows.steps.status --suite demo`.
 
 Prints the running jobs with their last progress, stalled ones (no heartbeat for five minutes, or no
-line in the log for an hour), failed ones with the end of their log, and the time left, estimated
-from earlier jobs. Reads the folder `results` of the current folder; files merge as Snakemake's
---configfile does.
+line in the log for an hour), failed ones with the end of their log, the time left, estimated from
+earlier jobs, and which runs have other params than the suite has now. Reads the folder `results` of
+the current folder; files merge as Snakemake's --configfile does.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import argparse
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from workflows.records.files import read_record
+from workflows.report.runs import other_params
 from workflows.runtime.heartbeat import last_lines
 from workflows.runtime.program import add_suite_argument, check_positive, run, step_parser
 from workflows.suite.config import read_configs
@@ -42,6 +44,18 @@ def main() -> None:
     print(
         "\n".join(status_lines(suite, [state_of(step) for step in suite_steps(suite)], args.lines))
     )
+    if runs := outdated_runs(suite):
+        print(f"Of other params than the suite has now, so made again: {', '.join(runs)}.")
+
+
+def outdated_runs(suite: Suite) -> list[str]:
+    """Runs whose record has other params than their job."""
+    names = []
+    for job in suite.jobs:
+        file = Path(job.folder) / "record.json"
+        if file.is_file() and other_params(read_record(file), [job]):
+            names.append("/".join(job.key))
+    return names
 
 
 def status_lines(suite: Suite, states: Sequence[State], lines: int) -> Iterator[str]:

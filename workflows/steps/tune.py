@@ -217,14 +217,14 @@ def layer_sets(suite: Suite, job: Job) -> list[LayerSet]:
     if "candidates" not in defaults(job.method) or "candidates" in job.params or job.lender:
         return []
     count = empty_backbone_of(suite, job).layer_count
-
-    def differs(name: LayerSet) -> bool:
-        return routed_layers(name, count, job.budget) != routed_layers("auto", count, job.budget)
-
+    layers = {name: tuple(routed_layers(name, count, job.budget)) for name in LAYER_SETS}
+    # Of sets with the same layers, as in shallow models, the first; none with the row's own.
+    first = {own: name for name, own in reversed(layers.items())}
+    first.pop(tuple(routed_layers("auto", count, job.budget)), None)
     return [
         name
-        for name in LAYER_SETS
-        if differs(name) and why_not(suite, job, candidates=name) is None
+        for name, own in layers.items()
+        if first.get(own) == name and why_not(suite, job, candidates=name) is None
     ]
 
 

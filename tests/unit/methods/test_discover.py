@@ -186,3 +186,10 @@ def test_a_job_list_imports_no_torch_and_takes_less_than_three_seconds() -> None
     before = used()
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
     assert used() - before < 3
+
+
+def test_no_two_rows_have_one_title() -> None:
+    """Tables name rows by their titles."""
+    rows = discover()
+    titles = [row.title_of(vars(load_method(name).params)) for name, row in rows.items()]
+    assert len(set(titles)) == len(titles)

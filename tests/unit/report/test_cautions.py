@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.records import code, dense, not_applicable, record, score, typed
+from tests.records import code, dense, not_applicable, record, score, typed, write_run
 from tests.unit.stats.test_comparable import runs
-from workflows.report.cautions import cautions, code_differences, part_cautions
+from workflows.report.cautions import (
+    cautions,
+    code_differences,
+    gap_cautions,
+    part_cautions,
+)
+from workflows.report.results import read_results
 from workflows.stats.comparable import check_comparable
 
 
@@ -121,3 +128,11 @@ def test_rows_that_know_no_other_seed_are_named() -> None:
         typed(run("hero", 42), run("mod-d", 42), run("cut", 42, stochastic=False))
     )
     assert sentence.startswith("One seed only: all rows that train or draw. Their intervals, ")
+
+
+def test_what_is_left_out_on_one_backbone_of_several_names_it(tmp_path: Path) -> None:
+    for name, right in (("near", [0, 0]), ("far", [1, 0])):
+        backbone = dense()["backbone"] | {"name": name}
+        write_run(tmp_path, dense(score("a", [1, 0]), score("b", right), backbone=backbone))
+    said = ["Retain on near leaves out b: 'dense' solves none of its items."]
+    assert gap_cautions(read_results(tmp_path)) == said

@@ -180,7 +180,7 @@ def test_a_deviation_counts_where_backbone_params_and_tasks_are_those_of_the_see
 
 
 def test_a_folder_that_is_no_published_suite_of_several_seeds_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="source.json does not exist"):
+    with pytest.raises(ValueError, match="is no published suite"):
         read_spread(tmp_path)
 
 
