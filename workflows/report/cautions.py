@@ -51,7 +51,7 @@ def gap_cautions(results: Results) -> list[str]:
         sentences.append(f"{task} is in no table because it was not run{of}: {reason}{counted}.")
     if perplexities := falling_tasks(results.settings["retain_tasks"], every):
         sentences.append(
-            f"Retain leaves out {', '.join(perplexities)}: of the headline metric less is better."
+            f"Retain leaves out {', '.join(perplexities)}: of the headline metric lower is better."
         )
     several = len({panel.reference.backbone for panel in results.panels}) > 1
     for panel in results.panels:

@@ -16,7 +16,7 @@ from workflows.stats.budget import (
 )
 from workflows.stats.distances import KL, SCALES
 from workflows.stats.lines import Line, Panel
-from workflows.stats.measures import ABOVE
+from workflows.stats.measures import ABOVE, ABOVE_RETAIN
 from workflows.stats.notes import missed, note, twins
 from workflows.stats.resample import RETAIN
 from workflows.stats.sampling import Sample, interval
@@ -106,9 +106,10 @@ def measure_frame(panels: Sequence[Panel]) -> pd.DataFrame:
         small = panel.measures.small_leads
         for name, by_line in panel.measures.samples.items():
             tasks = panel.measures.tasks[name]
+            may = panel.retain_tasks if name == ABOVE_RETAIN else panel.measure_tasks
             means = {
                 "tasks": ", ".join(tasks),
-                "left_out": ", ".join(t for t in panel.measure_tasks if t not in tasks),
+                "left_out": ", ".join(task for task in may if task not in tasks),
                 "small_leads": 100 * small[name] if name in small else None,
             }
             lines += [_measure_line(n, name, by_line[n.name]) | means for n in panel.done]

@@ -293,7 +293,7 @@ def test_a_headline_that_falls_as_it_improves_stays_out_of_the_retain(tmp_path: 
     assert gap_cautions(results) == [
         "No record yet: unknown, for the suite cannot be read here (suite config, top level: "
         "'suite' is a required property).",
-        "Retain leaves out text: of the headline metric less is better.",
+        "Retain leaves out text: of the headline metric lower is better.",
     ]
     assert results.panels[0].retain_tasks == ["a"]
     (tmp_path / "suite.json").write_text(json.dumps({"retain_tasks": ["text"]}))

@@ -18,6 +18,13 @@ from workflows.runtime import provenance
 from workflows.runtime.provenance import SCORING, code_hash, dirty, fit_parts
 
 
+@pytest.fixture(autouse=True)
+def _own_repositories(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a hook of git, the caller's variables would send commits into its repository."""
+    for name in provenance.GIT_PLACES:
+        monkeypatch.delenv(name, raising=False)
+
+
 @pytest.fixture
 def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A repository with a method, what methods share, a prompt of lm-eval and a scratch folder."""

@@ -161,6 +161,9 @@ def test_what_asks_for_a_look_is_told_in_full(suite: Suite) -> None:
 def test_runs_of_other_params_than_the_suite_has_are_named(suite: Suite) -> None:
     (job,) = [job for job in suite.jobs if job.row == "hero" and job.seed == 42]
     own = {"match": "pooled", "backbone": record("hero", 0.25)["backbone"] | {"name": "demo"}}
-    for params, named in ((job.params, []), ({**job.params, "batch_tokens": 7}, ["/".join(job.key)])):
+    for params, named in (
+        (job.params, []),
+        ({**job.params, "batch_tokens": 7}, ["/".join(job.key)]),
+    ):
         write_run(Path("results/demo"), record("hero", 0.25, *half(), params=params, **own))
         assert outdated_runs(suite) == named
