@@ -66,7 +66,7 @@ test-kernels: $(READY) ## the GPU's kernels, in Triton's interpreter and an emul
 	@$(RUN) SKIPBENCH_EMULATE=90 pytest $(KERNELS) -k "twin or formulas or programs"
 	@$(RUN) SKIPBENCH_EMULATE=80 pytest $(KERNELS) -k "twin and bfloat16"
 
-test-lowest: ## with the lowest versions that pyproject.toml allows, in .venv-lowest; needs Python 3.11 (lowest numpy and pandas have no wheels for 3.13)
+test-lowest: ## with the lowest versions that pyproject.toml allows, on Python 3.11 or 3.12, in .venv-lowest
 	@$(PYTHON) -c '$(NEWER)'
 	@$(PYTHON) -m venv $(VENV)-lowest
 	@$(PYTHON) -m tests.lowest > $(VENV)-lowest/versions.txt
