@@ -13,11 +13,13 @@ import pytest
 from scipy import stats
 
 from tests import steps
-from tests.records import write_suite
+from tests.records import dense, half, record, write_run, write_suite
 from workflows.records.archive import ARCHIVE
+from workflows.report.repeat import RepeatCommands
 from workflows.report.results import read_results
 from workflows.stats.resample import bootstrap
 from workflows.stats.sampling import interval
+from workflows.steps.explain import find_panel
 
 
 def explain(made: Path, capfd: pytest.CaptureFixture[str], *words: str) -> str:
@@ -124,6 +126,17 @@ def test_the_interval_is_the_tables(made: Path, capfd: pytest.CaptureFixture[str
     p = stats.binomtest(int((gain > 0).sum()), int((gain != 0).sum())).pvalue
     assert f"McNemar p = {p:.2g}, " in said
     assert "no suite here makes this run" in said
+
+
+def test_a_row_without_a_protocol_needs_none_named(tmp_path: Path) -> None:
+    write_run(tmp_path, dense(*half()))
+    write_run(tmp_path, record("cut", 0.25, *half(), kind="static"))
+    for match in ("pooled", "split"):
+        write_run(tmp_path, record("hero", 0.25, *half(), match=match))
+    results = read_results(tmp_path)
+    assert find_panel(results, None, None, "cut") is results.panels[0]
+    with pytest.raises(ValueError, match="--match must be one of: pooled, split"):
+        find_panel(results, None, None, "hero")
 
 
 @pytest.mark.parametrize("row", ["hero", "random-skip"])
@@ -246,3 +259,19 @@ def test_numbers_of_two_protocols_are_told_apart(
 def test_row_names_may_hold_a_plus(made: Path, capfd: pytest.CaptureFixture[str]) -> None:
     words = ["--row", "shortgpt+lora", "--budget", "0.4", "--task", "right"]
     assert "shortgpt+lora at 40 % on toy, seed 42, right: " in explain(made, capfd, *words)
+
+
+def test_no_command_scores_a_model_that_the_suite_deletes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workflows.suite.jobs.check_names", lambda *_: None)
+    results = write_suite(tmp_path / "results")
+    config = {
+        "suite": "made", "backbones": {"toy": {"path": "workflows/demo/backbone"}},
+        "rows": ["dense", "random-skip"], "budgets": [0.25], "seeds": [42],
+        "tasks": [{"task": "left", "split": "test"}, "right"], "task_folder": "tests",
+    }  # fmt: skip
+    for kept, names in ((True, {"command", "command, fit"}), (False, {"command, fit"})):
+        (results / "suite.json").write_text(json.dumps({**config, "keep_models": kept}))
+        commands = RepeatCommands.of(read_results(results))
+        assert set(commands.of_file(results / "toy/random-skip/b25/s42/record.json")) == names

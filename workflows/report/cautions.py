@@ -54,11 +54,11 @@ def gap_cautions(results: Results) -> list[str]:
             f"Retain leaves out {', '.join(perplexities)}: of the headline metric lower is better."
         )
     several = len({panel.reference.backbone for panel in results.panels}) > 1
+    tasks_of_suite = counted_tasks(results.settings["retain_tasks"], every)
+    row = results.settings["reference_row"]
     for panel in results.panels:
         on = f" on {panel.reference.backbone}" if several else ""
-        tasks_of_suite = counted_tasks(results.settings["retain_tasks"], every)
         tasks = [task for task in tasks_of_suite if task not in panel.retain_tasks]
-        row = results.settings["reference_row"]
         if tasks:
             sentences.append(
                 f"Retain{on} leaves out {', '.join(tasks)}: '{row}' solves none of its items."

@@ -119,7 +119,7 @@ def _read(folder: Path, name: str) -> Results:
     outdated = [
         f"{record.row} {file.parts[-3]} s{record.seed} ({', '.join(names)})"
         for record, file in zip(records, files, strict=True)
-        if (names := other_params(record, jobs.get(file, [])))
+        if (names := other_params(record.params, jobs.get(file, [])))
     ]
     return Results(
         name, folder, settings, records, files, panels, repeats, repeat_items, speeds, missing,

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from workflows.records import DECISIONS, IDLE
-from workflows.records.record import Record
 from workflows.runtime.heartbeat import read_status
 from workflows.suite.job import Job
 from workflows.suite.jobs import read_suite
@@ -68,7 +67,7 @@ def find_runs(folder: Path, configs: Sequence[dict[str, Any]]) -> FolderRuns:
     return FolderRuns(runs, [file for file in noise if file in floor], labels, jobs)
 
 
-def other_params(record: Record, jobs: Sequence[Job]) -> list[str]:
+def other_params(params: Mapping[str, Any], jobs: Sequence[Job]) -> list[str]:
     """Names of params that a record has otherwise than its job, in every part of the suite."""
     names: list[str] = []
     for job in jobs:
@@ -76,7 +75,7 @@ def other_params(record: Record, jobs: Sequence[Job]) -> list[str]:
         names = [
             name
             for name, value in asked.items()
-            if name not in IDLE and record.params.get(name, value) != value
+            if name not in IDLE and params.get(name, value) != value
         ]
         if not names:
             break

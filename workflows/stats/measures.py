@@ -122,17 +122,16 @@ def measure(
     base = {task: np.mean([run[task] for run in lines[reference]], axis=0) for task in tasks}
     right = [task for task in tasks if all(_is_binary(run[task]) for run in runs)]
     signal = [t for t in tasks if t in chances and has_signal(base[t], chances[t])]
+    of_retain = [t for t in signal if t in retain_tasks]
     used = {
         ABOVE: signal,
-        ABOVE_RETAIN: [t for t in signal if t in retain_tasks],
+        ABOVE_RETAIN: of_retain if of_retain != signal else [],
         FLIPS: right, LOST: right, WON: right,
         CHANGED: [t for t in tasks if all(t in run for run in answers)],
     }  # fmt: skip
-    if used[ABOVE_RETAIN] == signal:
-        del used[ABOVE_RETAIN]
     values: dict[str, tuple[Floats, Floats]] = {}
     small: dict[str, float] = {}
-    for name in (n for n in (ABOVE, ABOVE_RETAIN) if used.get(n)):
+    for name in (n for n in (ABOVE, ABOVE_RETAIN) if used[n]):
         points, drawn, small[name] = _above(lines, samples, reference, used[name], chances)
         values[name] = points, drawn
     resamples = len(samples[tasks[0]][reference].draws)

@@ -32,8 +32,7 @@ def folders_and_tasks() -> tuple[list[str], list[str]]:
     parser.add_argument("--tasks", "-t", action="extend", nargs="*", default=[])
     parser.add_argument("--config", "-C", action="append", default=[])
     args, _ = parser.parse_known_args()
-    configs = [read_yaml(Path(name), "--config") for name in args.config]
-    sources = [vars(args), *configs]
+    sources = [vars(args), *(read_yaml(Path(name), "--config") for name in args.config)]
     folders, tasks = (
         [str(value) for source in sources for value in as_list(source.get(key))]
         for key in ("include_path", "tasks")

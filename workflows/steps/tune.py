@@ -217,15 +217,12 @@ def layer_sets(suite: Suite, job: Job) -> list[LayerSet]:
     if "candidates" not in defaults(job.method) or "candidates" in job.params or job.lender:
         return []
     count = empty_backbone_of(suite, job).layer_count
-    layers = {name: tuple(routed_layers(name, count, job.budget)) for name in LAYER_SETS}
-    # Of sets with the same layers, as in shallow models, the first; none with the row's own.
-    first = {own: name for name, own in reversed(layers.items())}
-    first.pop(tuple(routed_layers("auto", count, job.budget)), None)
-    return [
-        name
-        for name, own in layers.items()
-        if first.get(own) == name and why_not(suite, job, candidates=name) is None
-    ]
+    sets: dict[tuple[int, ...], LayerSet] = {}
+    for name in LAYER_SETS:
+        # Of sets with the same layers, as in shallow models, the first.
+        sets.setdefault(tuple(routed_layers(name, count, job.budget)), name)
+    sets.pop(tuple(routed_layers("auto", count, job.budget)), None)
+    return [name for name in sets.values() if why_not(suite, job, candidates=name) is None]
 
 
 def lora_shares(suite: Suite, job: Job, shares: Sequence[float]) -> list[float]:
