@@ -242,16 +242,6 @@ def test_sets_of_layers_are_tried_where_they_hold_the_budget() -> None:
     assert sets("lora") == {None: []}
 
 
-def test_sets_with_the_same_layers_are_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of six layers the later three quarters and all but the first are the same five."""
-    shallow = Namespace(layer_count=6)
-    monkeypatch.setattr("workflows.steps.tune.empty_backbone_of", lambda *_: shallow)
-    monkeypatch.setattr("workflows.steps.tune.why_not", lambda *_, **__: None)
-    suite = read_suite({**CONFIG, "budgets": [0.25]})
-    (job,) = jobs_to_tune(suite, ["hero"])
-    assert layer_sets(suite, job) == ["later-three-quarters"]
-
-
 def test_a_row_that_cannot_meet_its_budget_is_named_and_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
