@@ -205,7 +205,7 @@ def fit(
     seconds = time.perf_counter() - began + earlier_seconds(request.workdir)
     names = STEERED if method.kind == "dynamic" else ()
     cost = {
-        "seconds": round(seconds, 2),
+        "seconds": round(seconds, 4),
         "peak_memory_mb": peak_memory_mb(),
         "device": device,
         "threads": args.threads,

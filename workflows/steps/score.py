@@ -232,7 +232,7 @@ def measure_fidelity(
         fidelity = compare_with_dense(
             checkpoint, args.reference, args.fidelity, args.fidelity_length, args.batch_size
         )
-        return fidelity.as_json() | {"seconds": round(time.perf_counter() - start, 2)}
+        return fidelity.as_json() | {"seconds": round(time.perf_counter() - start, 4)}
 
     made_from = fidelity_identity(
         row, args.reference, args.fidelity, args.fidelity_length, contents
