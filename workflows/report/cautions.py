@@ -29,7 +29,9 @@ def gap_cautions(results: Results) -> list[str]:
     """Sentences on what tables lack: runs without a record, and tasks that do not count."""
     sentences = [f"No record yet: {', '.join(results.missing)}."] if results.missing else []
     if results.outdated:
-        sentences.append(f"Of other params than the suite has now: {', '.join(results.outdated)}.")
+        sentences.append(
+            f"The suite now has other params for these runs: {', '.join(results.outdated)}."
+        )
     if results.other_models:
         files = ", ".join(results.other_models)
         sentences.append(
@@ -65,8 +67,8 @@ def gap_cautions(results: Results) -> list[str]:
             )
         if more := [task for task in panel.measure_tasks if task not in panel.retain_tasks]:
             sentences.append(
-                f"Above chance, flips and changed answers{on} are over more tasks than Retain: "
-                f"{', '.join(more)}."
+                f"Beside tasks of the Retain, these may enter Above chance, flips and changed "
+                f"answers{on}: {', '.join(more)}; the table measures names the tasks of each."
             )
     return list(dict.fromkeys(sentences))
 
@@ -90,8 +92,9 @@ def cautions(records: Sequence[Record]) -> list[str]:
         sentences.append(f"Made from code that was not committed: {', '.join(dirty)}.")
     if alone := _one_seed(finished):
         sentences.append(
-            f"One seed only: {alone}. Their intervals, ranks and ≈ cover other items, but not "
-            "another seed. No interval covers another kind of processor."
+            f"One seed only: {alone}. Their own intervals cover other items, but not another seed; "
+            "a difference covers seeds where the other row has several. No interval covers another "
+            "kind of processor."
         )
     return sentences
 

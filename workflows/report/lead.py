@@ -102,7 +102,7 @@ def _turned(lines: list[dict[Any, Any]]) -> str:
     for line in (line for line in lines if line["overtakes"]):
         others = " and ".join(line["overtakes"].split("; "))
         sure = ONE_SEED if line["overtakes_one_seed"] else ""
-        clauses.append(f"{line['title']} is ahead of {others}, behind by Retain{sure}")
+        clauses.append(f"{line['title']} leads {others} by it, and is behind by Retain{sure}")
     return "; ".join(clauses)
 
 
@@ -138,22 +138,17 @@ def without_twins(retain: pd.DataFrame) -> pd.DataFrame:
     """
     lines: list[dict[Any, Any]] = []
     for line in retain.fillna({"same_weights": ""}).to_dict("records"):
-        keys = [line["backbone"], line["target"], line["match"], line["retain"]]
+        keys = [line["backbone"], number(line["target"]), line["match"], line["retain"]]
         titles = line["same_weights"].split("; ")
-        twins = [
-            other
-            for other in lines
-            if other["alone"] in titles
-            and [other[k] for k in ("backbone", "target", "match", "retain")] == keys
-        ]
+        twins = [other for other in lines if other["alone"] in titles and other["keys"] == keys]
         if twins:
             twins[0]["title"] += f" = {line['title']}"
             rest = twins[0]["same_weights"].split("; ")
             twins[0]["same_weights"] = "; ".join(t for t in rest if t != line["title"])
             twins[0]["also"].append(line_id(line))
         else:
-            lines.append(line | {"alone": line["title"], "also": []})
-    frame = pd.DataFrame(lines, columns=[*retain.columns, "also", "alone"]).drop(columns="alone")
+            lines.append(line | {"alone": line["title"], "also": [], "keys": keys})
+    frame = pd.DataFrame(lines, columns=[*retain.columns, "also"])
     return frame.assign(note=notes(frame))
 
 

@@ -68,11 +68,11 @@ CLOCK = (
     "texts of the suite, with LoRA folded into the matrices; of a row with several seeds the first "
     "is timed. Bound: the speed that the row's own "
     "decisions would allow if only work took time (multiplications of a prompt, bytes read for a "
-    "new token). Timed bound: the speed if what the row skips took no time, and all else what it "
-    "takes in the dense model; dense is timed without the sublayers that may be skipped. Share of "
-    "the saving: time saved over what the timed bound saves, or the bound where there is no timed "
-    "one; above 100 by noise, a dash where the row is slower than dense. "
-    "Predicted: the bound of a decoding step, from decisions on single tokens. Training: forward "
+    "new token). Timed bound: dense is also timed without the sublayers that may be skipped; from "
+    "this follows the speed if what the row skips took no time, and all else as long as in dense. "
+    "Share of the saving: time saved over what the timed bound saves, or the bound where there is "
+    "no timed one; above 100 by noise, a dash where the row is slower than dense. "
+    "Training: forward "
     "and backward pass of one update, over those of LoRA on every linear layer; without a bound."
 )
 
@@ -150,8 +150,8 @@ def rank_table(frame: pd.DataFrame) -> Table:
     note = (
         "Ranks among the rows of one target. Is first: share of resamples in which a row leads. "
         "Differs from the best: the 95 % interval of its distance to the best leaves out zero, not "
-        "corrected for the number of rows. Of one seed: of one of the two rows the interval covers "
-        "the items only, and another seed of it may change the answer."
+        "corrected for the number of rows. Of one seed: one of the two rows ran one seed, and "
+        "another seed of it may change the answer."
     )
     return builder.table("ranks", "Ranks", note + more)
 
@@ -256,8 +256,8 @@ def budget_table(frame: pd.DataFrame) -> Table:
         "Percent of the dense parameters. Authors' measure: as the row's authors count skip. "
         "Spread: standard deviation over scored tokens. Likelihood, Generated: skip on the tokens "
         "of tasks that are scored by likelihood, and of those in which the model writes. "
-        "Missed: runs more than one point off the target (split: answer tokens and all tokens "
-        f"one, prompts three). {SKIPS}"
+        "Missed: runs more than one point off the target (split: answer tokens, all tokens and "
+        f"the mean over tasks one, prompts three). {SKIPS}"
     )
     note += " On texts: on the texts on which KL was measured." * bool(present)
     return builder.table("budgets", "Budgets", note)
@@ -327,5 +327,4 @@ def speed_table(frame: pd.DataFrame) -> Table:
     builder.numbers(frame, {"Bound": ("bound", "{:.2f}"), "Timed bound": ("timed_bound", "{:.2f}")})
     faster = frame["realised"].where(frame["realised"] >= 0)
     builder.add("Share of the saving (%)", [number(value, "{:.0f}") for value in faster])
-    builder.add("Predicted", [number(value) for value in frame["predicted"]])
     return builder.table("speeds", "Speed", CLOCK)

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from functools import cache
-from itertools import combinations, zip_longest
+from itertools import zip_longest
 from math import comb, sqrt
+
+import numpy as np
+from scipy import stats
 
 
 def kendall(first: Sequence[float], second: Sequence[float]) -> tuple[float, float]:
@@ -31,13 +34,10 @@ def kendall(first: Sequence[float], second: Sequence[float]) -> tuple[float, flo
     apart = len(counts) - 1
     if not apart:
         raise ValueError("all rows are tied in the second ranking")
-    signs = [
-        (a > c) - (a < c) if b > d else (c > a) - (c < a) if b < d else 0
-        for (a, b), (c, d) in combinations(zip(first, second, strict=True), 2)
-    ]
-    score = sum(signs)
+    tau = float(stats.kendalltau(first, second).statistic)
+    score = round(tau * sqrt(comb(len(first), 2) * apart))
     extreme = sum(n for out, n in enumerate(counts) if abs(apart - 2 * out) >= abs(score))
-    return score / sqrt(comb(len(first), 2) * apart), extreme / sum(counts)
+    return tau, extreme / sum(counts)
 
 
 def _out_of_order(sizes: tuple[int, ...]) -> list[int]:
@@ -49,7 +49,7 @@ def _out_of_order(sizes: tuple[int, ...]) -> list[int]:
     counts, total = [1], 0
     for size in sizes:
         total += size
-        counts = _product(counts, _gaussian(total, size))
+        counts = np.convolve(counts, _gaussian(total, size)).tolist()
     return counts
 
 
@@ -60,12 +60,3 @@ def _gaussian(n: int, k: int) -> list[int]:
         return [1]
     shifted = [0] * k + _gaussian(n - 1, k)
     return [a + b for a, b in zip_longest(_gaussian(n - 1, k - 1), shifted, fillvalue=0)]
-
-
-def _product(first: Sequence[int], second: Sequence[int]) -> list[int]:
-    """The coefficients of a product of two polynomials."""
-    product = [0] * (len(first) + len(second) - 1)
-    for i, a in enumerate(first):
-        for j, b in enumerate(second):
-            product[i + j] += a * b
-    return product

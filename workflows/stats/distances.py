@@ -28,6 +28,11 @@ MEASURES = {
 SCALES = {name: 1.0 if field == KL else 100.0 for name, (_, field) in MEASURES.items()}
 
 
+def scale_of(measure: str) -> float:
+    """Factor of the value of any measure in tables; percent but for nats."""
+    return SCALES.get(measure, 100.0)
+
+
 def distances(
     lines: Mapping[str, Sequence[Record]], resamples: int = RESAMPLES, seed: int = 0
 ) -> dict[str, dict[str, Sample]]:

@@ -10,13 +10,11 @@ import numpy as np
 import pandas as pd
 
 from workflows.stats.comparable import SAME_DOCUMENTS, SAME_HEADLINE, score_difference
-from workflows.stats.distances import SCALES
+from workflows.stats.distances import scale_of
 from workflows.stats.lines import Line, Panel
 from workflows.stats.resample import RETAIN
 from workflows.stats.sampling import difference, interval, paired_difference
 from workflows.stats.versus import test_columns
-
-PERCENT = 100.0
 
 
 def comparison_frame(first: Sequence[Panel], second: Sequence[Panel]) -> pd.DataFrame:
@@ -105,7 +103,7 @@ def _line(panel: Panel, line: Line | None, measure: str, side: str) -> dict[str,
         return {}
     low, high = interval(sample.draws)
     values = {side: sample.value, f"{side}_low": low, f"{side}_high": high}
-    scaled = {name: SCALES.get(measure, PERCENT) * value for name, value in values.items()}
+    scaled = {name: scale_of(measure) * value for name, value in values.items()}
     return line.labels | {"measure": measure} | scaled
 
 
@@ -114,7 +112,7 @@ def _difference(one: Panel, mine: Line, two: Panel, theirs: Line, measure: str) 
     before, after = one.sample(mine, measure), two.sample(theirs, measure)
     assert before is not None
     assert after is not None
-    scale = SCALES.get(measure, PERCENT)
+    scale = scale_of(measure)
     seeds = [[record.seed for record in line.records] for line in (mine, theirs)]
     draws = (paired_difference if seeds[0] == seeds[1] else difference)(before, after)
     low, high = interval(draws)

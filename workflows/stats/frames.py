@@ -60,8 +60,8 @@ def _retain_line(panel: Panel, line: Line) -> dict[str, Any]:
     low, high = interval(sample.draws)
     return labels | {
         **_skips(panel, line),
-        "skip_net": _mean(line, lambda record: record.rates["all"].skip_net),
-        "skip_authors": _mean(line, lambda record: record.skip_authors),
+        "skip_net": _mean(run.rates["all"].skip_net for run in line.records),
+        "skip_authors": _mean(run.skip_authors for run in line.records),
         "retain": 100 * sample.value,
         "retain_std": _deviation(line, sample.points.tolist()),
         "retain_low": 100 * low,
@@ -143,19 +143,15 @@ def _skips(panel: Panel, line: Line) -> dict[str, float | None]:
     columns: dict[str, float | None] = {}
     for name, values in kinds.items():
         numbers = [value for value in values if value is not None]
-        columns[name] = _percent(values)
+        columns[name] = _mean(values)
         columns[f"{name}_std"] = _deviation(line, numbers)
     return columns
 
 
-def _percent(fractions: Iterable[float | None]) -> float | None:
-    """The mean of those that are known, in percent; None if none is."""
-    known = [value for value in fractions if value is not None]
-    return 100 * float(np.mean(known)) if known else None
-
-
-def _mean(line: Line, value: Any, scale: float = 100) -> float:
-    return scale * float(np.mean([value(record) for record in line.records]))
+def _mean(values: Iterable[float | None], scale: float = 100) -> float | None:
+    """The mean of those that are known, fractions in percent; None if none is."""
+    known = [value for value in values if value is not None]
+    return scale * float(np.mean(known)) if known else None
 
 
 def _deviation(line: Line, values: Sequence[float], scale: float = 100) -> float | None:
@@ -215,10 +211,10 @@ def budget_frame(panels: Sequence[Panel]) -> pd.DataFrame:
             | {
                 "seeds": len(line.records),
                 **_skips(panel, line),
-                "skip_net": _mean(line, lambda record: record.rates["all"].skip_net),
-                "skip_authors": _mean(line, lambda record: record.skip_authors),
+                "skip_net": _mean(run.rates["all"].skip_net for run in line.records),
+                "skip_authors": _mean(run.skip_authors for run in line.records),
                 **_other_weights(panel, line),
-                "token_std": _mean(line, lambda record: record.rates["all"].skip_std),
+                "token_std": _mean(run.rates["all"].skip_std for run in line.records),
                 "skip_likelihood": _kind_mean(line, "likelihood"),
                 "skip_generated": _kind_mean(line, "generated"),
                 "missed": missed(line, panel.retain_tasks),
@@ -233,14 +229,13 @@ def _other_weights(panel: Panel, line: Line) -> dict[str, float | None]:
     tasks, runs = panel.retain_tasks, line.records
     return {
         "skip_answer_by_token": _kind_mean(line, "answer"),
-        "skip_by_task": _percent(task_mean(run, tasks, "all") for run in runs),
-        "skip_prompt_by_task": _percent(task_mean(run, tasks, "prompt") for run in runs),
+        "skip_by_task": _mean(task_mean(run, tasks, "all") for run in runs),
+        "skip_prompt_by_task": _mean(task_mean(run, tasks, "prompt") for run in runs),
     }
 
 
 def _kind_mean(line: Line, kind: str) -> float | None:
-    rates = [record.rates.get(kind) for record in line.records]
-    return _percent(rate.skip for rate in rates if rate is not None)
+    return _mean(run.rates[kind].skip for run in line.records if kind in run.rates)
 
 
 def _text_skips(line: Line) -> dict[str, float]:
@@ -273,10 +268,10 @@ def cost_frame(panels: Sequence[Panel]) -> pd.DataFrame:
                 "trained_parameters": parameters,
                 "training_tokens": _training_tokens(line.first) if parameters else None,
                 **fitted,
-                "scored_tokens": _mean(line, lambda record: record.rates["all"].tokens, 1),
-                "scoring_seconds": _mean(line, lambda record: record.evaluation.seconds, 1),
+                "scored_tokens": _mean((run.rates["all"].tokens for run in line.records), 1),
+                "scoring_seconds": _mean((run.evaluation.seconds for run in line.records), 1),
                 "scoring_memory_mb": _mean(
-                    line, lambda record: record.evaluation.peak_memory_mb, 1
+                    (run.evaluation.peak_memory_mb for run in line.records), 1
                 ),
                 "device": line.first.evaluation.device,
                 **({"fidelity_seconds": float(np.mean(compared))} if compared else {}),

@@ -11,8 +11,8 @@ reference. Equal scores hide items lost and won; flips and changed answers show 
 Accuracy is Not All You Need, arXiv 2407.09141).
 
 Intervals use the resampled items of Retain (resample.py). The reference's lead over chance is
-resampled too. Where it falls below a quarter of its value, a quarter counts; ``small_leads`` says
-how often.
+resampled too. Where it falls below a quarter of its value, a quarter of it divides the distance to
+the reference; ``small_leads`` says how often.
 
 Above chance may be over other tasks than Retain: over those of ``measure_tasks`` with signal. Then
 ``above_chance_retain`` is the same over tasks of the Retain alone, so that a reader can tell a
@@ -61,13 +61,19 @@ class Measures:
     small_leads: Mapping[str, float]
 
 
-def above_chance(scores: Scores, reference: Scores, chances: Mapping[str, float]) -> Floats:
-    """Above chance of one run, or of many at once.
+def above_chance(
+    scores: Scores,
+    reference: Scores,
+    chances: Mapping[str, float],
+    least: Mapping[str, float] | None = None,
+) -> Floats:
+    """Above chance of one run, or of many at once: 1 + (score - reference) / lead over chance.
 
     Args:
         scores: Task -> score, or scores of any shape (..., B).
         reference: Task -> score of the reference, or scores (B,); same tasks or more.
         chances: Task -> score of a guess; same tasks or more.
+        least: Task -> the smallest lead that divides; same tasks or more. None: 0.
 
     Raises:
         ValueError: There is no task, or the reference does not lead chance on one.
@@ -76,10 +82,10 @@ def above_chance(scores: Scores, reference: Scores, chances: Mapping[str, float]
         raise ValueError("Above chance needs at least one task")
     shares = []
     for task, value in scores.items():
-        lead = np.asarray(reference[task]) - chances[task]
+        lead = np.maximum(reference[task] - chances[task], least[task] if least else 0.0)
         if not np.all(lead > 0):
             raise ValueError(f"the reference is not above chance on '{task}'")
-        shares.append((value - chances[task]) / lead)
+        shares.append(1 + (value - reference[task]) / lead)
     return np.asarray(sum(shares) / len(shares), dtype=np.float64)
 
 
@@ -171,15 +177,15 @@ def _above(
 ) -> tuple[Floats, Floats, float]:
     """Above chance of all runs (R,) and on resampled items (R, B); share of small leads."""
     base = {task: samples[task][reference].value for task in tasks}
-    leads = {task: samples[task][reference].error.by_items - chances[task] for task in tasks}
+    drawn = {task: samples[task][reference].error.by_items for task in tasks}
     least = {task: LEAST * (base[task] - chances[task]) for task in tasks}
-    drawn = {task: chances[task] + np.maximum(leads[task], least[task]) for task in tasks}
-    small = np.any([leads[task] < least[task] for task in tasks], axis=0).mean()
+    small = np.any([drawn[task] - chances[task] < least[task] for task in tasks], axis=0).mean()
     points, replicates = [], []
     for line in lines:
-        own = {task: samples[task][line] for task in tasks}
-        points.append(above_chance({t: own[t].points for t in tasks}, base, chances))
-        replicates.append(above_chance({t: own[t].replicates for t in tasks}, drawn, chances))
+        scores = {task: samples[task][line].points for task in tasks}
+        redrawn = {task: samples[task][line].replicates for task in tasks}
+        points.append(above_chance(scores, base, chances, least))
+        replicates.append(above_chance(redrawn, drawn, chances, least))
     return np.concatenate(points), np.concatenate(replicates), float(small)
 
 

@@ -63,8 +63,8 @@ def missed(line: Line, retain_tasks: Sequence[str]) -> str:
             side = "over" if excess > 0 else "under"
             misses_of.setdefault(f"{who}{side} budget by", []).append(abs(excess))
     return "; ".join(
-        f"{words} {_most(missed)}{_of(line, len(missed))}"
-        for words, missed in sorted(misses_of.items())
+        f"{words} {_most(excesses)}{_of(line, len(excesses))}"
+        for words, excesses in sorted(misses_of.items())
     )
 
 

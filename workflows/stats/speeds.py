@@ -15,7 +15,7 @@ Speeds = Mapping[tuple[Any, ...], Sequence[Mapping[str, Any]]]
 
 COLUMNS = [
     "backbone", "target", "match", "row", "title", "mode", "case", "bypass", "speed", "speed_low",
-    "speed_high", "bound", "timed_bound", "realised", "predicted",
+    "speed_high", "bound", "timed_bound", "realised",
 ]  # fmt: skip
 
 
@@ -44,8 +44,6 @@ def _columns(measurement: Mapping[str, Any]) -> dict[str, Any]:
     low, high = measurement["interval"]
     realised, bypass = measurement["realised_share"], measurement["bypass"]
     bound, timed_bound = measurement["bound"], measurement["timed_bound"]
-    sequences = measurement["case"].split("x")[0]
-    predicted = measurement.get("predicted", {}).get(sequences)
     return {
         "mode": measurement["mode"],
         "case": measurement["case"],
@@ -56,7 +54,6 @@ def _columns(measurement: Mapping[str, Any]) -> dict[str, Any]:
         "bound": None if bound is None else 1 / bound,
         "timed_bound": None if timed_bound is None else 1 / timed_bound,
         "realised": None if realised is None else 100 * realised,
-        "predicted": None if predicted is None else 1 / predicted,
     }
 
 

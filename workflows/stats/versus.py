@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from workflows.stats.distances import MEASURES, SCALES
+from workflows.stats.distances import MEASURES, SCALES, scale_of
 from workflows.stats.lines import Line, Panel
 from workflows.stats.paired import holm, items_needed, mcnemar, sign_share
 from workflows.stats.resample import RETAIN, Run
@@ -88,7 +88,7 @@ def _difference(panel: Panel, line: Line, other: Line, measure: str) -> dict[str
     mine, theirs = (by_line[part.name] for part in (line, other))
     draws = difference(theirs, mine)
     low, high = interval(draws)
-    scale = SCALES.get(measure, 100)
+    scale = scale_of(measure)
     items = _items(panel, line, measure)
     error = 0.0 if measure in SCALES else float(np.std((mine.error - theirs.error).by_items))
     target = other.budget if line.budget is None else line.budget

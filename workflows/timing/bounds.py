@@ -1,7 +1,8 @@
 """Lower bounds of time: a routed model over the dense one, if only work took time.
 
-Multiplications bound prefill and training. A measured ratio below its bound is an error of
-measurement. The distance to the bound is what a better implementation could save.
+Multiplications bound prefill and training. A ratio is below its bound by noise, or where the other
+side uses small operations badly. The distance to the bound is what a better implementation could
+save.
 """
 
 from __future__ import annotations
@@ -61,8 +62,8 @@ def training_flops(
         shape: Sizes; adapters and routers of routed layers are trained.
         length: Tokens per sequence.
         bypass: Mean bypass rate.
-        lora: Other trained parameters, such as LoRA's, each used forward, backward and for its own
-            gradient.
+        lora: Other trained parameters, such as LoRA's, each used forward (twice with
+            ``checkpointing``), backward and for its own gradient.
         checkpointing: Whether layers with gradients run forward twice.
         reached: Layers that gradients flow through, the last ones. None: the routed ones, without
             any all, as for LoRA on every linear layer.
@@ -76,4 +77,4 @@ def training_flops(
     forward = 2 * (shape.matrices(bypass) + shape.head) + scores
     backward = 2 * (top + added + shape.head) + 2 * share * scores
     again = (2 * top + share * scores) if checkpointing else 0.0
-    return forward + backward + again + 6 * lora
+    return forward + backward + again + (8 if checkpointing else 6) * lora

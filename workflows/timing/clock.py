@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,25 +11,25 @@ import torch
 
 
 def time_in_turn(
-    functions: Mapping[str, Callable[[], Any]], rounds: int, warmup: int, device: str
-) -> dict[str, list[float]]:
+    functions: Sequence[Callable[[], Any]], rounds: int, warmup: int, device: str
+) -> list[list[float]]:
     """Run A B A B ... and time each call, so that drift of the machine affects all functions alike.
 
     Args:
-        functions: Name -> function to time.
+        functions: What is timed.
         rounds: Counted calls of each.
         warmup: Calls of each that are not counted.
         device: On a GPU, CUDA events time the calls.
 
     Returns:
-        Name -> seconds of each counted call.
+        Of each function, the seconds of each counted call.
     """
-    seconds: dict[str, list[float]] = {name: [] for name in functions}
+    seconds: list[list[float]] = [[] for _ in functions]
     for turn in range(warmup + rounds):
-        for name, function in functions.items():
+        for own, function in zip(seconds, functions, strict=True):
             taken = _on_gpu(function) if device.startswith("cuda") else _on_cpu(function)
             if turn >= warmup:
-                seconds[name].append(taken)
+                own.append(taken)
     return seconds
 
 

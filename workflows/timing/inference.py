@@ -109,8 +109,9 @@ def time_decode(
 ) -> Timing:
     """Time decoding steps in eager mode: one token per sequence in every turn, after a context.
 
-    Arguments as in :func:`time_prefill`; the tokens of a case are its context. ``predicted`` is the
-    bound at several batch sizes, computed from the decisions about single tokens.
+    Arguments as in :func:`time_prefill`; the tokens of a case are its context. ``predicted``:
+    weights that a step reads over dense's at several batch sizes, from decisions about single
+    tokens of context and steps, without keys and values.
     """
 
     def begin(
@@ -212,33 +213,42 @@ def _time_steps(
         work.step_bytes(decided, cache, size)
         for work, decided, cache in zip(works, (steps, None), caches, strict=True)
     ]
-    saved = 0.0 if steps is None else works[0].saved(*step_rates(steps))
-    nearer = _timed_bound(models, measure, saved)
+    saved = entries = 0.0
+    if steps is not None:
+        whole, read, left = (
+            works[0].cache_numbers(decided, caches[1])
+            for decided in (None, steps, torch.zeros_like(steps))
+        )
+        saved, entries = works[0].saved(*step_rates(steps)) + whole - read, whole - left
+    nearer = _timed_bound(models, measure, saved, entries)
     times = time_ratio(*seconds, bound=needs[0] / needs[1], timed_bound=nearer)
     line = {"mode": mode, "case": case_name(case), "bypass": _skip(steps), **times}
     if executed is not None:
         trace = executed.transpose(1, 2).flatten(0, 1)
-        whole = works[1].step_weights(None)
+        weights = works[1].step_weights(None)
         line["predicted"] = {
-            str(batch): works[0].predicted_weights(trace, batch) / whole for batch in BATCHES
+            str(batch): works[0].predicted_weights(trace, batch) / weights for batch in BATCHES
         }
     return line
 
 
-def _timed_bound(models: Models, measure: Callable[..., Seconds], saved: float) -> float | None:
+def _timed_bound(
+    models: Models, measure: Callable[..., Seconds], saved: float, entries: float = 0.0
+) -> float | None:
     """The ratio to dense if what the row leaves out took no time; None without a bare model.
 
-    Of the time that the bare model does not take, the parameters left out have their share.
+    Of the time that the bare model does not take, the numbers left out have their share.
 
     Args:
         models: What is timed.
         measure: Times models in turn: bare and dense, apart from the row, whose data stay in the
             processor's cache while only two models run.
-        saved: Parameters that did not run, or were not read.
+        saved: Parameters that did not run, or numbers that were not read.
+        entries: Keys and values of the attention that the bare model lacks.
     """
     if models.bare is None:
         return None
-    share = saved / (count(models.dense) - count(models.bare))
+    share = saved / (count(models.dense) - count(models.bare) + entries)
     bare, dense = map(np.array, measure(models.bare, models.dense))
     return 1 - share * (1 - float(np.median(bare / dense)))
 

@@ -86,8 +86,7 @@ class Bench:
 
     def time(self, *functions: Callable[[], Any]) -> list[list[float]]:
         """Seconds of each timed call of some functions, called in turn."""
-        names = {str(number): function for number, function in enumerate(functions)}
-        return list(time_in_turn(names, self.rounds, self.warmup, self.device).values())
+        return time_in_turn(functions, self.rounds, self.warmup, self.device)
 
 
 def time_ffn(routed: PreTrainedModel, rate: float, bench: Bench) -> list[Timing]:

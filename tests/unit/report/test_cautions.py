@@ -123,11 +123,11 @@ def test_rows_that_know_no_other_seed_are_named() -> None:
     assert cautions(typed(*two, run("shortgpt", 42, stochastic=False))) == []
     (sentence,) = cautions(typed(*two, run("mod-d", 42), run("hero", 42, budget=0.4)))
     assert sentence.startswith("One seed only: mod-d, hero at 40% (pooled). Their")
-    assert sentence.endswith("but not another seed. No interval covers another kind of processor.")
+    assert sentence.endswith("has several. No interval covers another kind of processor.")
     (sentence,) = cautions(
         typed(run("hero", 42), run("mod-d", 42), run("cut", 42, stochastic=False))
     )
-    assert sentence.startswith("One seed only: all rows that train or draw. Their intervals, ")
+    assert sentence.startswith("One seed only: all rows that train or draw. Their own intervals ")
 
 
 def test_what_is_left_out_on_one_backbone_of_several_names_it(tmp_path: Path) -> None:

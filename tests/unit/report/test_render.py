@@ -214,7 +214,7 @@ def test_a_record_of_other_params_than_the_suite_asks_for_is_named(tmp_path: Pat
     for asked, said in (([3], []), ([2], ["random-skip b25 s42 (candidates)"])):
         config["params"] = {"random-skip": {"candidates": asked}}
         (tmp_path / "suite.json").write_text(json.dumps(config))
-        told = [f"Of other params than the suite has now: {one}." for one in said]
+        told = [f"The suite now has other params for these runs: {one}." for one in said]
         assert gap_cautions(read_results(tmp_path)) == told
 
 
@@ -315,8 +315,8 @@ def test_measures_beside_retain_may_be_over_more_tasks(tmp_path: Path) -> None:
     # Chance is a quarter: 1 on a, and (1/2 - 1/4) / (1 - 1/4) on b.
     assert line["above_chance"] == pytest.approx(100 * (1 + 1 / 3) / 2)
     assert (
-        "Above chance, flips and changed answers are over more tasks than Retain: b."
-        in gap_cautions(results)
+        "Beside tasks of the Retain, these may enter Above chance, flips and changed answers: b; "
+        "the table measures names the tasks of each." in gap_cautions(results)
     )
     (tmp_path / "suite.json").write_text(json.dumps(settings | {"measure_tasks": []}))
     with pytest.raises(ValueError, match="measure_tasks must be a list of names"):

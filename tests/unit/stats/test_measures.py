@@ -181,15 +181,20 @@ def test_signal_is_a_lead_of_two_standard_errors(
 
 
 def test_small_leads_are_counted_and_bounded() -> None:
-    run = [arrays({"a": [1, 1, 1, 1, 1, 0]})]
-    measures = resampled(
-        {"dense": run, "row": run}, {"dense": [{}], "row": [{}]}, "dense", ["a"], {"a": 0.3}, 4000
-    )
-    draws = measures.samples[ABOVE]["row"].replicates
+    run, none = [arrays({"a": [1, 1, 1, 1, 1, 0]})], [arrays({"a": [0] * 6})]
+    lines = {"dense": run, "twin": run, "none": none}
+    nothing: dict[str, Any] = {name: [{}] for name in lines}
+    measures = resampled(lines, nothing, "dense", ["a"], {"a": 0.3}, 4000)
     # The lead is 0.533: below a quarter of it lie draws of at most 2 of 6 right.
     expected = sum(p for k, p in enumerate(binomial(6, 5 / 6)) if k <= 2)
     assert measures.small_leads[ABOVE] == pytest.approx(expected, abs=0.004)
-    assert np.abs(draws).max() < 4
+    # A twin of the reference keeps all of it in every draw.
+    for name in ("dense", "twin"):
+        assert (measures.samples[ABOVE][name].replicates == 1).all()
+    # A row without a right answer loses dense's share of right ones over its lead.
+    losses = [k / 6 / max(k / 6 - 0.3, (5 / 6 - 0.3) / 4) for k in range(7)]
+    lost = 1 - measures.samples[ABOVE]["none"].replicates.ravel()
+    assert np.abs(lost[:, None] - losses).min(axis=1).max() < 1e-9
 
 
 def binomial(n: int, p: float) -> list[float]:

@@ -19,10 +19,10 @@ def test_functions_are_called_in_turn_and_a_warm_up_does_not_count(
     ticks = iter([0, 9, 10, 18, 20, 21, 30, 32, 40, 43, 50, 54])
     monkeypatch.setattr(clock, "time", SimpleNamespace(perf_counter=ticks.__next__))
     calls: list[str] = []
-    functions = {name: lambda name=name: calls.append(name) for name in "ab"}
+    functions = [lambda name=name: calls.append(name) for name in "ab"]
     seconds = clock.time_in_turn(functions, rounds=2, warmup=1, device="cpu")
     assert calls == ["a", "b"] * 3
-    assert seconds == {"a": [1, 3], "b": [2, 4]}
+    assert seconds == [[1, 3], [2, 4]]
 
 
 def test_the_interval_of_a_ratio_is_the_bootstrap_of_its_median() -> None:

@@ -287,6 +287,28 @@ def test_a_timed_bound_is_what_is_left_of_the_time_of_the_units(
         assert line["realised_share"] == pytest.approx(0.625 / (0.75 * left_out))
 
 
+def test_keys_and_values_count_where_one_sequence_skips(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two sequences one skips all units: every weight is read, half of the keys and values."""
+    dense, model = make_model(), model_of("skipgpt-rt")
+    models = Models.of(dense, model)
+    router = router_of(model)
+    assert router is not None and models.bare is not None
+    runs = torch.tensor([True, False])[:, None, None]
+    monkeypatch.setattr(
+        "workflows.timing.inference.forced_decisions",
+        lambda router, rows, length, *_: runs.expand(rows, len(router.units), length),
+    )
+    seconds = iter([[[0.5, 0.5], [1.0, 1.0]], [[0.25, 0.25], [1.0, 1.0]]])
+    monkeypatch.setattr(Bench, "time", lambda *_: next(seconds))
+    line = time_decode(models, (2, 8), Texts.random(60), 0.5, BENCH)
+    with torch.no_grad():
+        cache = model(Texts.random(60).rows(2, 8), use_cache=True).past_key_values
+    layers = {unit.layer for unit in router.units}
+    entries = sum(2 * cache.layers[layer].keys.numel() for layer in layers)
+    lacks = count(dense) - count(models.bare)
+    assert line["timed_bound"] == pytest.approx(1 - 0.75 * entries / 2 / (lacks + entries))
+
+
 def test_texts_go_on_and_begin_anew() -> None:
     texts = Texts(torch.arange(10))
     assert texts.rows(2, 3).tolist() == [[0, 1, 2], [3, 4, 5]]

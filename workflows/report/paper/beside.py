@@ -261,14 +261,13 @@ def without_arc(group: Group, method: str) -> tuple[float, float]:
     """Retain over the benchmarks that have one split, from the printed scores.
 
     Returns:
-        It and the most that rounding makes of the whole Retain, both in percent.
+        It and the most that rounding makes of it, both in percent.
     """
     rows = [numbers_of(group)[row] for row in (method, REFERENCES[group.table])]
-    own, base = ({name: row[name] for name in benchmarks_of(group)} for row in rows)
-    errors = [HALF * (1 + own[name] / base[name]) / base[name] for name in base]
-    for name in ARC:
-        del own[name], base[name]
-    return 100 * float(retain(own, base)), 100 * float(np.mean(errors)) + HALF
+    left = [name for name in benchmarks_of(group) if name not in ARC]
+    own, base = ({name: row[name] for name in left} for row in rows)
+    errors = [HALF * (1 + own[name] / base[name]) / base[name] for name in left]
+    return 100 * float(retain(own, base)), 100 * float(np.mean(errors))
 
 
 def skip_of(line: Line) -> Ours:

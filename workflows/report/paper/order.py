@@ -76,10 +76,9 @@ def _ranks(part: pd.DataFrame, group: Group, family: Family) -> Iterator[dict[st
     rows_with_scores = part[at & part["retain"].notna() & (part["kind"] != "reference")]
     lines = {line["row"]: line for line in rows_with_scores.to_dict("records")}
     methods = {
-        method: lines[row]
+        method: next(lines[row] for row in rows if row in lines)
         for method, rows in family.rows.items()
-        for row in rows[:1] + rows[1:] * (rows[0] not in lines)
-        if row in lines
+        if any(row in lines for row in rows)
     }
     if len(methods) < FEWEST or len({line["retain"] for line in methods.values()}) == 1:
         return
