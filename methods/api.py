@@ -74,7 +74,7 @@ from methods.core.model.backbone import (
 from methods.core.model.card import read_card
 from methods.core.model.checkpoint import DECISIONS
 from methods.core.model.checkpoint import load as load_fitted
-from methods.core.model.families import Sublayer, embedding_factor, factor_of
+from methods.core.model.families import Sublayer, embedding_factor, factor_of, norm_offset
 from methods.core.model.ledger import Rates
 from methods.core.model.shapes import ATTENTION, FFN, candidate_layers
 from methods.core.routing.calibration import (
@@ -113,7 +113,7 @@ from methods.core.routing.steering import (
     squared_use,
     unit_shares,
 )
-from methods.core.seeds import generator, seed_for
+from methods.core.seeds import draw_linear, generator, seed_for
 from methods.core.surgery.greedy import Part, Round, greedy_passes, greedy_rounds, perplexities
 from methods.core.surgery.layers import (
     MIXED_KINDS,
@@ -163,16 +163,17 @@ __all__ = [
     "WeightedDocuments", "Widths", "absorb_output_basis", "add_lora", "add_output_biases", "aim_of",
     "attention", "attention_kinds", "attention_masks", "attention_norm", "attention_units",
     "batches", "block_units", "by_rows", "calibrate", "calibrate_threshold", "candidate_layers",
-    "check_least", "check_protect", "count", "decide_gates", "decoder", "embedding_factor",
-    "evicting_units", "factor_of", "ffn", "ffn_entry", "ffn_norm", "ffn_units", "ffn_writer",
-    "fuse_norms", "generator", "gradient_reason", "greedy_passes", "greedy_rounds", "hashed_noise",
-    "head_and_channel_sizes", "last_module", "lay_out", "layer_gradients", "layers", "layers_alike",
-    "layers_shortfall", "layers_to_remove", "load_fitted", "logistic_noise", "lora_sizes",
-    "mean_deviation", "merge_layers", "missing_biases", "module_units", "narrow", "narrow_reason",
-    "nearest", "nearest_ranks", "norm_behind", "observe", "out_of_reach", "perplexities",
-    "projection_weights", "projections", "rank_and_world", "read_card", "read_json",
-    "remove_layers", "remove_sublayers", "replace_layers", "route", "routed_layers", "router_of",
-    "sample_gates", "score_answers", "seed_for", "shortfall", "slice_hidden_states",
-    "sliced_parameters", "squared_use", "sublayer_size", "sum_over_processes", "task_weights",
-    "thin", "uniform_hash", "unit_shares", "unremovable", "weigh", "widths",
+    "check_least", "check_protect", "count", "decide_gates", "decoder", "draw_linear",
+    "embedding_factor", "evicting_units", "factor_of", "ffn", "ffn_entry", "ffn_norm", "ffn_units",
+    "ffn_writer", "fuse_norms", "generator", "gradient_reason", "greedy_passes", "greedy_rounds",
+    "hashed_noise", "head_and_channel_sizes", "last_module", "lay_out", "layer_gradients", "layers",
+    "layers_alike", "layers_shortfall", "layers_to_remove", "load_fitted", "logistic_noise",
+    "lora_sizes", "mean_deviation", "merge_layers", "missing_biases", "module_units", "narrow",
+    "narrow_reason", "nearest", "nearest_ranks", "norm_behind", "norm_offset", "observe",
+    "out_of_reach", "perplexities", "projection_weights", "projections", "rank_and_world",
+    "read_card", "read_json", "remove_layers", "remove_sublayers", "replace_layers", "route",
+    "routed_layers", "router_of", "sample_gates", "score_answers", "seed_for", "shortfall",
+    "slice_hidden_states", "sliced_parameters", "squared_use", "sublayer_size",
+    "sum_over_processes", "task_weights", "thin", "uniform_hash", "unit_shares", "unremovable",
+    "weigh", "widths",
 ]  # fmt: skip

@@ -127,8 +127,8 @@ class Method(ABC):
     class Params:
         """Hyper-parameters; bad values raise ValueError.
 
-        Defaults are the paper's, except those of training (``TrainingParams``), which all trained
-        rows share.
+        Defaults are the authors', unless the class says otherwise; those of training
+        (``TrainingParams``) all trained rows share.
         """
 
     def __init__(self, params: Mapping[str, Any] | None = None) -> None:
@@ -217,11 +217,11 @@ def check_least(params: object, least: int, *names: str) -> None:
     """Check params against the least value that is allowed; None passes.
 
     Raises:
-        ValueError: A param is less; the message names the first.
+        ValueError: A param is less, or NaN; the message names the first.
     """
     for name in names:
         value = getattr(params, name)
-        if value is not None and value < least:
+        if value is not None and not value >= least:
             null = " or null" if getattr(type(params), name, None) is None else ""
             raise ValueError(f"param '{name}' is {value}, must be at least {least}{null}")
 

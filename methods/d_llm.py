@@ -36,6 +36,7 @@ from methods.api import (
     block_units,
     check_least,
     decide_gates,
+    draw_linear,
     evicting_units,
     generator,
     hashed_noise,
@@ -300,12 +301,8 @@ class EvictingRouter(Router):
         """Torch's initial values, but output biases of (0.1, 2.0): 0.87 of the layers run."""
         rng = generator(self.seed, "initial values")
         for linear in (m for m in self.modules() if isinstance(m, nn.Linear)):
-            if linear.weight.is_meta:
-                continue
-            bound = linear.in_features**-0.5
-            nn.init.uniform_(linear.weight, -bound, bound, generator=rng)
-            nn.init.uniform_(linear.bias, -bound, bound, generator=rng)
-            if linear.out_features == 2:
+            draw_linear(linear, rng)
+            if linear.out_features == 2 and not linear.bias.is_meta:
                 linear.bias.data = torch.tensor([0.1, 2.0])
 
     def start(self, tokens: Tokens, hidden: Tensor, at: Context) -> tuple[Tensor, Any]:

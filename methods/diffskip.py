@@ -46,8 +46,8 @@ class DiffSkip(RoutedMethod):
     runs where w > 0.5, and a tie skips it:
         run: out = x + w FFN(u),   skip: out = x + (1 - w) P(u)
         loss = LM + alpha * mean over predicting positions of (sum over routed layers of w)^2
-    n divides by the root mean square. The router r and the slim FFN P are FlexiDepth's
-    (``methods/core/routing/slim.py``).
+    n divides by the root mean square. Without a norm in front (OLMo 2, EXAONE 4) u = x. The router
+    r and the slim FFN P are FlexiDepth's (``methods/core/routing/slim.py``).
 
     Args of ``Params`` (besides those of ``TrainingParams``):
         candidates: Layers to choose among: a list (0-based), a name (``"later-half"``,

@@ -42,6 +42,7 @@ class FlexiDepth(RoutedMethod):
         loss = LM + alpha * mean over predicting positions of (sum over routed layers of w)^2
     r is a bottleneck router and P a SwiGLU of width F / 16 (``methods/core/routing/slim.py``). The
     comparison has no gradient: it flows through the factors w and 1 - w. Attention is not scaled.
+    Without norms in front (OLMo 2, EXAONE 4) LN1 and LN2 change nothing.
 
     Args of ``Params`` (besides those of ``TrainingParams``):
         candidates: Layers to choose among: a list (0-based), a name (``"later-half"``,

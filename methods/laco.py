@@ -110,6 +110,7 @@ class LaCo(Method):
             check_least(self, 2, "C")
             check_least(self, 1, "I", "sentences", "length")
             check_least(self, 0, "Lw")
+            check_least(self, -1, "T")
 
     def skip_reason(self, backbone: Backbone, request: Request) -> str | None:
         """Nothing says how much to merge, or the layers are of different kinds."""

@@ -29,6 +29,7 @@ from methods.api import (
     layers,
     layers_to_remove,
     norm_behind,
+    norm_offset,
     perplexities,
     projection_weights,
     remove_layers,
@@ -54,7 +55,7 @@ class ShortenedLlama(Method):
     signed and element by element; the loss is the mean over the predicted tokens of a batch. A
     matrix sums |S_W|^p over its inputs, and its score is the ``weight_reduction`` of these sums
     over its outputs. The score of a norm is the ``weight_reduction`` of |S_W|^p. The score of a
-    layer is the ``block_reduction`` of the scores of its seven matrices and two norms. magnitude:
+    layer is the ``block_reduction`` of the scores of its seven matrices and its norms. magnitude:
     the same with S_W = W.
 
     Args of ``Params``:
@@ -62,7 +63,7 @@ class ShortenedLlama(Method):
         layers: Number of layers to delete; None: the number nearest to the budget.
         norm: p of taylor and magnitude.
         weight_reduction: From the outputs of a weight to its score.
-        block_reduction: From the nine weights of a layer to its score.
+        block_reduction: From the weights of a layer to its score.
         protect: Which layers always stay. True, the rule that the paper marks with "+": the first
             round(L / 8), at most 4, and the last round(L / 16), at most 2; from 32 layers on these
             are the authors' 4 and 2. False: none. Two numbers: how many first and last ones.
@@ -135,7 +136,7 @@ class ShortenedLlama(Method):
         scores = self._scores(backbone.model, data)
         wrong = [index for index, score in enumerate(scores) if not math.isfinite(score)]
         if wrong:
-            raise ValueError(f"criterion '{self.params.criterion}': blocks {wrong} score no number")
+            raise ValueError(f"criterion '{self.params.criterion}': layers {wrong} score no number")
         removed = sorted(free, key=lambda layer: (scores[layer], layer))[:number]
         decisions = {
             "scores": scores,
@@ -182,7 +183,7 @@ class ShortenedLlama(Method):
             weights = taylor(model, batches, self._weight_score)
         else:
             weights = [
-                [self._weight_score(w.detach().float()) for w in scorable_weights(layer).values()]
+                [self._weight_score(values) for values in weight_values(model, layer).values()]
                 for layer in layers(model)
             ]
         reduce = REDUCTIONS[params.block_reduction]
@@ -213,6 +214,15 @@ def scorable_weights(layer: nn.Module) -> dict[str, nn.Parameter]:
     return projection_weights(layer) | {n: p["weight"] for n, p in vectors.items() if p}
 
 
+def weight_values(model: PreTrainedModel, layer: nn.Module) -> dict[str, Tensor]:
+    """What the weights of a layer multiply with, float32: those of Gemma's norms are 1 + w."""
+    offset = norm_offset(model.config)
+    return {
+        name: weight.detach().float() + (offset if weight.dim() == 1 else 0)
+        for name, weight in scorable_weights(layer).items()
+    }
+
+
 def taylor(
     model: PreTrainedModel, batches: Sequence[Batch], score: Callable[[Tensor], float]
 ) -> list[list[float]]:
@@ -230,9 +240,8 @@ def taylor(
     scores: list[list[float]] = [[] for _ in every]
     walk = layer_gradients(model, batches, every, weights_of=scorable_weights, by_batch=True)
     for gradients in walk:
-        weights = scorable_weights(layers(model)[gradients.layer])
+        weights = weight_values(model, layers(model)[gradients.layer])
         scores[gradients.layer] = [
-            score(weight.detach().float() * gradients.first[name])
-            for name, weight in weights.items()
+            score(values * gradients.first[name]) for name, values in weights.items()
         ]
     return scores

@@ -120,9 +120,11 @@ def layers_to_remove(
     else:
         raise ValueError(f"param 'layers' is {pinned}, must be from 0 to {total - 1}")
     if free is not None and number > free:
+        asked = (
+            f"param 'layers' is {number}" if pinned is not None else f"{number} layers should go"
+        )
         raise ValueError(
-            f"param 'layers' is {number}, must be at most {free}: "
-            f"'protect' keeps {total - free} of {total} layers"
+            f"{asked}, must be at most {free}: 'protect' keeps {total - free} of {total} layers"
         )
     return number, trace
 
@@ -147,9 +149,8 @@ def unremovable(
 def layers_shortfall(backbone: Backbone, budget: float) -> str | None:
     """Why no number of whole layers comes near a budget, or None."""
     size = count(layers(backbone.model)[0]) / backbone.parameters
-    # Rounding to whole layers costs at most half a layer; one layer must stay.
-    share = (backbone.layer_count - 1) * size
-    return shortfall("layers but one", share, budget) if share + size / 2 < budget else None
+    counts = range(backbone.layer_count)
+    return out_of_reach("layers but one", counts, lambda number: number * size, budget)
 
 
 def routed_layers(candidates: Candidates, layer_count: int, budget: float | None) -> list[int]:

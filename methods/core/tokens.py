@@ -63,12 +63,19 @@ class Document(NamedTuple):
 
     @property
     def prompting(self) -> list[tuple[int, int]]:
-        """(first, stop) of every run of prompt tokens: before and between answer tokens."""
+        """(first, stop) of every run of prompt tokens: before and between answer tokens.
+
+        In a conversation, which has no one prompt, what follows the last answer is one too, but for
+        the position that predicts the answer's end.
+        """
         if not self.answers:
             return [(0, len(self.ids))]
         ends = [0, *(stop for _, stop in self.answers)]
         starts = [first for first, _ in self.answers]
-        return [(end, start) for end, start in zip(ends, starts, strict=False) if end < start]
+        runs = [*zip(ends[:-1], starts, strict=True)]
+        if not self.prompt:
+            runs.append((ends[-1] + 1, len(self.ids) - 1))
+        return [(first, stop) for first, stop in runs if first < stop]
 
 
 class TokenFile(Sequence[Document]):
@@ -89,11 +96,16 @@ class TokenFile(Sequence[Document]):
                 np.load(folder / f"{name}.npy", mmap_mode="r") for name in TABLES
             )
             self._ids = np.memmap(folder / "ids.bin", dtype=np.int32, mode="r")
-            whole = len(self._ids) == self._starts[-1]
-        except (OSError, ValueError) as error:
+            whole = (
+                {"encoding", "tasks"} <= set(about)
+                and len(self._starts) == len(self._firsts) == len(self._facts) + 1
+                and len(self._ids) == self._starts[-1]
+                and len(self._runs) == self._firsts[-1]
+            )
+        except (OSError, ValueError, EOFError, IndexError, TypeError) as error:
             raise ValueError(f"{folder} is no whole folder of tokens: {error}") from error
         if not whole:
-            raise ValueError(f"{folder} is no whole folder of tokens: ids are missing")
+            raise ValueError(f"{folder} is no whole folder of tokens: its files do not fit")
         if about["encoding"] != encoding:
             raise ValueError(
                 f"{folder} was made with another tokenizer or maximum length; make it anew"

@@ -24,12 +24,9 @@ from methods.api import (
     calibrate,
     calibrate_threshold,
     check_least,
-    count,
     decoder,
-    ffn,
     ffn_units,
     generator,
-    layers,
     route,
     router_of,
     score_answers,
@@ -68,7 +65,8 @@ class FfnSkipLlm(Method):
 
     The authors published no code, and the text does not fix k, s and e. Params that are None are
     chosen on validation documents, as learning rates are. First k, then s, then L - e takes the
-    value that gives most right answers at the budget; of equal values the one with the lowest loss.
+    value that meets the budget within a point and gives most right answers; of equal values the one
+    with the lowest loss.
 
     Args of ``Params``:
         tau: The cosine from which FFNs are skipped; None: searched for the budget. If tau is set,
@@ -116,14 +114,14 @@ class FfnSkipLlm(Method):
                 raise ValueError("param 'tau' is pinned, so param 'run_length' must be")
 
     def skip_reason(self, backbone: Backbone, request: Request) -> str | None:
-        """Neither a budget nor tau is set, or too few FFNs may be skipped."""
+        """Neither a budget nor tau is set, or too few FFNs may be skipped, warm-up left out."""
         if self.params.tau is not None:
             return None
         if request.budget is None:
             return "neither a budget nor param 'tau' says how much to skip"
         total = backbone.layer_count
         values = self._alternatives(total)
-        most = widest(values).most_skips(total) * count(ffn(layers(backbone.model)[0]))
+        most = widest(values).most_skips(total) * ffn_units(backbone.model, [0])[0].parameters
         return shortfall("skippable FFNs", most / backbone.parameters, request.budget)
 
     def fit(self, backbone: Backbone, data: Data, request: Request) -> Fitted:

@@ -51,7 +51,7 @@ class Hero(RoutedMethod):
         h = hbar + g FFN(u)  if it runs,  h = hbar + (1 - g) W2 SiLU(W1 u)  if it is skipped
         loss = LM + alpha * mean over predicting positions of (sum over routed FFNs of g)^2
     ``methods/hero/router.py`` describes the gate g. The comparison has no gradient: it flows
-    through the factors g and 1 - g.
+    through the factors g and 1 - g. Without a norm in front (OLMo 2, EXAONE 4) u = hbar.
 
     Args of ``Params`` (besides those of ``TrainingParams``):
         candidates: Layers to choose among: a list (0-based), a name (``"later-half"``,
@@ -127,9 +127,13 @@ class Hero(RoutedMethod):
 
     def skip_reason(self, backbone: Backbone, request: Request) -> str | None:
         """The candidates may be too small for the budget, or neither budget nor alpha is set."""
-        if request.budget is None:
+        variant = self.params.variant
+        if variant not in ("static", *RATES):
             return super().skip_reason(backbone, request)
-        # Checked even if alpha is set: the rates of controls follow from the budget.
+        # What controls skip follows from the budget or from a lender, not from alpha.
+        if request.budget is None:
+            lent = request.lender is not None and variant in RATES
+            return None if lent else f"variant '{variant}' needs a budget"
         total = float(self.shares(backbone, request.budget).sum())
         return shortfall("candidates", total, request.budget)
 

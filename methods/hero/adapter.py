@@ -1,10 +1,12 @@
-"""The bottleneck adapter that runs where a token skips a feed-forward network."""
+"""The bottleneck adapters that run where a token skips a feed-forward network."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
 
+from methods.api import Router, Unit, draw_linear
+from methods.hero.heads import Sizes
 from methods.kernels.operands import AdapterWeights
 
 
@@ -24,8 +26,7 @@ class Adapter(nn.Module):
         super().__init__()
         self.down = nn.Linear(hidden_size, width, bias=False)
         self.up = nn.Linear(width, hidden_size, bias=False)
-        if not self.down.weight.is_meta:
-            nn.init.kaiming_uniform_(self.down.weight, a=5**0.5, generator=generator)
+        draw_linear(self.down, generator)
         nn.init.zeros_(self.up.weight)
 
     def forward(self, rows: Tensor) -> Tensor:
@@ -36,3 +37,24 @@ class Adapter(nn.Module):
     def matrices(self) -> AdapterWeights:
         """W1 and W2, for kernels."""
         return AdapterWeights(self.down.weight, self.up.weight)
+
+
+class AdaptedRouter(Router):
+    """A router whose FFNs have adapters; none if their width is 0."""
+
+    def add_adapters(
+        self, units: list[Unit], sizes: Sizes, generator: torch.Generator | None
+    ) -> None:
+        """Make the adapters of ``units``, R feed-forward networks."""
+        adapted = units if sizes.adapter else []
+        self.adapters = nn.ModuleList(
+            Adapter(sizes.hidden, sizes.adapter, generator) for _ in adapted
+        )
+
+    def alternative(self, index: int) -> Adapter | None:
+        """The adapter of FFN ``index``."""
+        if not len(self.adapters):
+            return None
+        adapter = self.adapters[index]
+        assert isinstance(adapter, Adapter)
+        return adapter

@@ -16,7 +16,6 @@ from methods.api import (
     Data,
     Document,
     Gate,
-    Router,
     Tokens,
     Unit,
     decoder,
@@ -27,31 +26,14 @@ from methods.api import (
     router_of,
     uniform_hash,
 )
-from methods.hero.adapter import Adapter
+from methods.hero.adapter import AdaptedRouter
 from methods.hero.heads import Sizes
 
 # So many training texts are enough to count rates.
 RATE_TEXTS = 2000
 
 
-class _WithAdapters(Router):
-    """A router with HeRo's adapters."""
-
-    def __init__(self, units: list[Unit], sizes: Sizes, generator: torch.Generator | None) -> None:
-        super().__init__()
-        self.units = units
-        self.adapters = nn.ModuleList(
-            Adapter(sizes.hidden, sizes.adapter, generator) for _ in units
-        )
-
-    def alternative(self, index: int) -> Adapter:
-        """The adapter of FFN ``index``."""
-        adapter = self.adapters[index]
-        assert isinstance(adapter, Adapter)
-        return adapter
-
-
-class StaticGates(_WithAdapters):
+class StaticGates(AdaptedRouter):
     """One learned gate per FFN, the same for every token.
 
     The FFNs with the smallest gates are skipped. Their number grows to its target over the first
@@ -73,7 +55,9 @@ class StaticGates(_WithAdapters):
         skips: int,
         generator: torch.Generator | None,
     ) -> None:
-        super().__init__(units, sizes, generator)
+        super().__init__()
+        self.units = units
+        self.add_adapters(units, sizes, generator)
         self.logits = nn.Parameter(torch.full((len(units),), initial_bias))
         self.skips = skips
 
@@ -98,7 +82,7 @@ class StaticGates(_WithAdapters):
         return Gate(gate, "gate", state[index].expand(shape)), state
 
 
-class RandomGates(_WithAdapters):
+class RandomGates(AdaptedRouter):
     """Each token skips FFN j at random, at a rate from a table.
 
     The random number is a hash of (seed, layer, position, token), so that cached decoding repeats
@@ -124,7 +108,9 @@ class RandomGates(_WithAdapters):
         seed: int,
         generator: torch.Generator | None,
     ) -> None:
-        super().__init__(units, sizes, generator)
+        super().__init__()
+        self.units = units
+        self.add_adapters(units, sizes, generator)
         self.key, self.seed, self.threshold = key, seed, 0.5
         self.register_buffer("logits", torch.logit(rates.double(), eps=1e-6), persistent=False)
 
@@ -175,7 +161,9 @@ def lender_rates(
     Args:
         folder: Of the fitted model, the lender.
         key: What the rates depend on, see :class:`RandomGates`.
-        data: Rates are counted on its training texts; but the fit itself counted those by FFN.
+        data: Rates by kind and by token are counted on its training texts. Rates by FFN are those
+            that the lender's fit counted on the probe texts, under ``match: split`` on their
+            answer tokens.
         device: Where the model runs.
         layers: The control's, R of them.
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, silu
 
-from methods.api import Context, Gate, Router, Tokens, Unit
-from methods.hero.adapter import Adapter
+from methods.api import Context, Gate, Tokens, Unit, draw_linear
+from methods.hero.adapter import AdaptedRouter
 from methods.hero.heads import LOCAL, TWINS, Sizes, cosine, history_parameters, mlp, mlp_parameters
 from methods.hero.host import HostSteps
 from methods.hero.merged import (
@@ -61,7 +61,7 @@ class Trace(NamedTuple):
         return 1 - self.similarity
 
 
-class HeroRouter(Router):
+class HeroRouter(AdaptedRouter):
     """Gate g_j = sigmoid(a_j + b_j): a from history, b from the state alone; execute at g >= 0.5.
 
     After training the calibrated threshold stands in place of 0.5.
@@ -121,8 +121,7 @@ class HeroRouter(Router):
             twin = history_parameters(sizes, len(units)) - 1
             self.second_head = mlp(width, max(1, round(twin / (width + 2))), 1)
         self._initialise(initial_bias, generator)
-        adapted = units if sizes.adapter else []
-        self.adapters = nn.ModuleList(Adapter(width, sizes.adapter, generator) for _ in adapted)
+        self.add_adapters(units, sizes, generator)
         self.threshold = 0.5
         self._host: HostWeights | None = None
         self._kernels: KernelWeights | None = None
@@ -130,14 +129,11 @@ class HeroRouter(Router):
     def _initialise(self, bias: float, generator: torch.Generator | None) -> None:
         """Torch's initial values of linear layers, but small last layers and a positive bias."""
         for module in self.modules():
-            if isinstance(module, nn.Linear) and not module.weight.is_meta:
-                nn.init.kaiming_uniform_(module.weight, a=5**0.5, generator=generator)
-                if module.bias is not None:
-                    bound = module.in_features**-0.5
-                    nn.init.uniform_(module.bias, -bound, bound, generator=generator)
+            if isinstance(module, nn.Linear):
+                draw_linear(module, generator)
         for name in ("local_head", "second_head", "history_head"):
-            last = getattr(self, name, [None] * 3)[2]
-            if isinstance(last, nn.Linear) and not last.weight.is_meta:
+            last = getattr(self, name)[2] if hasattr(self, name) else None
+            if last is not None and not last.weight.is_meta:
                 nn.init.normal_(last.weight, std=0.01, generator=generator)
                 nn.init.constant_(last.bias, bias if name == "local_head" else 0.0)
         if hasattr(self, "path_mlp"):
@@ -221,14 +217,6 @@ class HeroRouter(Router):
             return now
         change = now.float() - before.float()
         return change * torch.rsqrt(change.pow(2).mean(-1, keepdim=True) + self.eps)
-
-    def alternative(self, index: int) -> Adapter | None:
-        """The adapter of FFN ``index``."""
-        if not len(self.adapters):
-            return None
-        adapter = self.adapters[index]
-        assert isinstance(adapter, Adapter)
-        return adapter
 
     def step(self, index: int, hbar: Tensor, state: PathState) -> tuple[Trace, PathState]:
         """One gate with every intermediate, in float32; the state for the next FFN."""

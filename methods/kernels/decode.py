@@ -38,9 +38,9 @@ def decode_fused(
     rows: Tensor,
     execute: Tensor,
     ffn: FfnWeights,
-    adapter: AdapterWeights | None = None,
-    scale: Tensor | None = None,
-    residual: Tensor | None = None,
+    adapter: AdapterWeights | None,
+    scale: Tensor | None,
+    residual: Tensor,
 ) -> Tensor:
     """``residual + scale * (FFN(row) if execute else adapter(row))``, by :func:`routed_ffn_decode`.
 
@@ -52,11 +52,11 @@ def decode_fused(
         ffn: For rows that run.
         adapter: For rows that skip; None: their update is zero.
         scale: Factors (N,) of the branch that runs; None: 1.
-        residual: Added (N, D); None: the update alone.
+        residual: Added (N, D).
     """
     if adapter is not None:
         adapter = adapter.to(ffn.gate.dtype)
-    base = torch.zeros_like(rows) if residual is None else residual.contiguous()
+    base = residual.contiguous()
     factors = execute.new_ones(len(rows), dtype=torch.float32) if scale is None else scale.float()
     out, workspace = torch.empty_like(base), decode_workspace(len(rows), ffn, adapter)
     step = FfnStep(

@@ -30,6 +30,7 @@ from methods.api import (
     WeightedDocuments,
     check_least,
     decoder,
+    draw_linear,
     generator,
     module_units,
     rank_and_world,
@@ -90,7 +91,6 @@ class MoDD(RoutedMethod):
     stochastic = True
     budgeted = True
     causal = True
-    rows = {"mod-d": {}}
 
     @dataclass(frozen=True)
     class Params(TrainingParams):
@@ -244,15 +244,11 @@ class CompetingRouter(Router):
         self.routers = nn.ModuleList(nn.Linear(width, 1) for _ in units)
         rng = generator(seed, "initial values")
         for linear in (m for m in self.routers if isinstance(m, nn.Linear)):
-            if linear.weight.is_meta:
-                continue
-            if params.initial == "near_one":
+            if params.initial == "default":
+                draw_linear(linear, rng)
+            elif not linear.weight.is_meta:
                 nn.init.normal_(linear.weight, std=1e-3, generator=rng)
                 nn.init.ones_(linear.bias)
-            else:
-                bound = width**-0.5
-                nn.init.uniform_(linear.weight, -bound, bound, generator=rng)
-                nn.init.uniform_(linear.bias, -bound, bound, generator=rng)
 
     def start(self, tokens: Tokens, hidden: Tensor, at: Context) -> tuple[Tokens, Tensor | None]:
         """What decides which tokens compete with each other."""

@@ -244,7 +244,7 @@ def load_backbone(
         for parameter in model.parameters():
             parameter.data = parameter.data.clone()
     tokenizer = read_tokenizer(path, config)
-    revision = read_fetched(path).get("commit", revision)
+    revision = read_fetched(path).get("commit") or revision
     return Backbone(model, tokenizer, path, revision, hash_folder(path), count(model))
 
 

@@ -30,15 +30,17 @@ Sublayer = Literal["attention", "ffn"]
 
 
 class Family(NamedTuple):
-    """What a family has that Llama has not; each field is the name of a key of its config.
+    """What a family has that Llama has not; each string is the name of a key of its config.
 
     ``embedding_factor`` multiplies the embeddings, ``logit_divisor`` divides the logits,
-    ``logit_cap`` bounds them softly: cap * tanh(logit / cap).
+    ``logit_cap`` bounds them softly: cap * tanh(logit / cap). Norms multiply with their weight plus
+    ``norm_offset``.
     """
 
     embedding_factor: str = ""
     logit_divisor: str = ""
     logit_cap: str = ""
+    norm_offset: float = 0.0
 
 
 # model_type of a config -> what is special. Layers are told apart by their modules.
@@ -54,8 +56,8 @@ FAMILIES: dict[str, Family] = {
     "seed_oss": Family(),
     "phi3": Family(),
     "granite": Family(embedding_factor="embedding_multiplier", logit_divisor="logits_scaling"),
-    "gemma2": Family(logit_cap="final_logit_softcapping"),
-    "gemma3_text": Family(logit_cap="final_logit_softcapping"),
+    "gemma2": Family(logit_cap="final_logit_softcapping", norm_offset=1.0),
+    "gemma3_text": Family(logit_cap="final_logit_softcapping", norm_offset=1.0),
 }
 
 
@@ -113,6 +115,11 @@ def embedding_factor(config: PreTrainedConfig) -> float:
     """What multiplies the embeddings outside their module."""
     name = _family(config).embedding_factor
     return float(getattr(config, name)) if name else 1.0
+
+
+def norm_offset(config: PreTrainedConfig) -> float:
+    """What norms add to their weight before they multiply with it."""
+    return _family(config).norm_offset
 
 
 def restore_scale(embeddings: Any) -> None:

@@ -151,7 +151,5 @@ def recompute_gate(
         gate, after = router.gate(index, hidden, states, before, at)
         return gate, copy_parts(after, before, hidden, states)
 
-    result: tuple[Gate, Any] = recompute(
-        run, state, block_input, post_attention, preserve_rng_state=False
-    )
+    result: tuple[Gate, Any] = recompute(run, state, block_input, post_attention)
     return result

@@ -47,18 +47,16 @@ class Derived:
         return Derived(self._function, *self._of)
 
 
-def recompute(
-    function: Callable[..., Any], state: Any, *arguments: Any, preserve_rng_state: bool = True
-) -> Any:
+def recompute(function: Callable[..., Any], state: Any, *arguments: Any) -> Any:
     """``function(state, *arguments)``, recomputed in the backward pass.
+
+    The function draws no random numbers from global generators, whose states are not kept.
 
     Args:
         function: The forward pass calls it with the full state, the backward pass with the reduced
             one.
         state: Of the router, full.
         arguments: Further arguments of the function.
-        preserve_rng_state: True if the function draws random numbers: the second call then draws
-            the same ones.
     """
     reduced = _map_parts(lambda part: part.reduce() if isinstance(part, Derived) else part, state)
     # The forward pass takes the full state out of the list. So no reference to it is left until the
@@ -68,7 +66,7 @@ def recompute(
     def run(*inputs: Any) -> Any:
         return function(states.pop() if len(states) > 1 else reduced, *inputs)
 
-    return checkpoint(run, *arguments, use_reentrant=False, preserve_rng_state=preserve_rng_state)
+    return checkpoint(run, *arguments, use_reentrant=False, preserve_rng_state=False)
 
 
 def copy_parts(state: Any, *before: Any) -> Any:

@@ -45,7 +45,8 @@ class Gate(NamedTuple):
     """What a router says about one unit; each tensor is (B, T).
 
     A router returns ``value``, ``execute`` or both. With ``execute`` these decisions hold. Without
-    it the core decides: a token executes the unit if its value reaches the router's ``threshold``.
+    it the core decides: a token executes the unit if its value reaches the router's ``threshold``,
+    or exceeds it where ties skip (``ties_execute``).
 
     ``value`` is the gate, in [0, 1], which penalties see; None: ``execute`` decides, and no penalty
         sees this unit, as in inference or in a method that trains nothing.

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig
 
 from methods.core.routing.router import Router, Unit
-from methods.core.seeds import generator
+from methods.core.seeds import draw_linear, generator
 from methods.kernels.operands import AdapterWeights
 
 NormPlace = Literal["before", "after"]
@@ -123,8 +123,7 @@ class SlimRouter(Router):
         self.adapters = nn.ModuleList(slim)
         rng = generator(seed, "initial values")
         for part in (m for m in self.modules() if isinstance(m, nn.Linear)):
-            if not part.weight.is_meta:
-                nn.init.kaiming_uniform_(part.weight, a=5**0.5, generator=rng)
+            draw_linear(part, rng)
         for each in slim:
             nn.init.zeros_(each.up.weight)
 

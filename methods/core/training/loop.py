@@ -42,7 +42,7 @@ TINY = 1e-9
 
 
 class DivergedError(ValueError):
-    """Training ended because its loss was not finite."""
+    """Training ended because its loss, a penalty or the gradients' norm was not finite."""
 
 
 @dataclass
@@ -100,7 +100,7 @@ class Trainer:
         """Train to the last update; returns the log, one entry per update.
 
         Raises:
-            DivergedError: The loss is not finite; the last good snapshot stays in ``workdir``.
+            DivergedError: See there; the last good snapshot stays in ``workdir``.
             Interrupted: SIGTERM or SIGINT came; a snapshot was written after the current update.
         """
         done = self._resume()
@@ -136,7 +136,7 @@ class Trainer:
         return self.log
 
     def _note(self, entry: dict[str, float], tokens: int, bar: tqdm[Any]) -> None:
-        """Log an update and show it, with the tokens per second of this process."""
+        """Log an update and show it, with the tokens per second of all processes."""
         self.log.append(entry)
         penalties = [name for name in entry if name.startswith("penalty")]
         figures = {"loss": "loss", **dict.fromkeys(penalties, "penalty")}
@@ -194,7 +194,7 @@ class Trainer:
         shared = torch.cat([sums, sums.new_full((1,), self.notice.number)])
         sum_over_processes(shared)
         norm = nn.utils.clip_grad_norm_(self.parameters.values(), self.params.clip)
-        # Here alone the host waits for the device.
+        # Besides dispatch and attend, here alone the host waits for the device.
         host = torch.cat([present, shared, norm.double()[None]]).tolist()
         seen, (loss, *figures, signals, size) = host[: len(alphas)], host[len(alphas) :]
         # A signal to one process stops all of them after the same update.
@@ -222,10 +222,7 @@ class Trainer:
         shares = [split(share, params.micro_tokens) for share in deal(packed, self.world)]
         own = shares[self.rank]
         own += [[]] * (max(map(len, shares)) - len(own))
-        return [
-            stack(rows or NOTHING, params.row_length, params.prompt_weight, self.tasks)
-            for rows in own
-        ]
+        return [stack(rows or NOTHING, params.prompt_weight, self.tasks) for rows in own]
 
     def _snapshot(self, done: int) -> None:
         state = {"log": self.log, "done": done, "identity": self._identity}

@@ -111,7 +111,7 @@ def add_lora(
     model.requires_grad_(False)
     # peft draws from the global generator, whose state must be the same afterwards.
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed_for(seed, "lora"))
+        torch.default_generator.manual_seed(seed_for(seed, "lora"))
         # Adapters of a model on the meta device stay there: no memory, no draws.
         empty = model.device.type == "meta"
         inject_adapter_in_model(config, model, low_cpu_mem_usage=empty)

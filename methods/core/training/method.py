@@ -198,9 +198,9 @@ class RoutedMethod(Method):
 
     def cost(self, backbone: Backbone, request: Request) -> Cost:
         """Gradients go down to the first layer with a router, or through all layers with LoRA."""
-        layers = self.layers(backbone, request.budget)
-        surveys = len(SURVEYS[request.match]) if self.trained else 0
-        looks = (TRIES + surveys) * (request.budget is not None)
+        layers, effective = self.layers(backbone, request.budget), self.effective_request(request)
+        surveys = len(SURVEYS[effective.match]) if self.trained else 0
+        looks = (TRIES + surveys) * (effective.budget is not None)
         if not self.trained:
             return Cost(probe_passes=looks)
         depth = backbone.layer_count - (layers[0] if self.lora() is None else 0)

@@ -97,8 +97,8 @@ class Objective:
     ) -> Tensor:
         """Run a micro-batch forward and backward; its gradients are added to the parameters'.
 
-        The host waits for the device only in ``dispatch``: rows are counted before they are moved
-        there.
+        The host waits for the device only in ``dispatch`` and ``attend``: rows are counted before
+        they are moved there.
 
         Args:
             rows: On the CPU.
@@ -158,7 +158,7 @@ class Objective:
         if term.penalty is not None:
             if output.soft is None or output.soft.shape != output.executed.shape:
                 raise ValueError(
-                    "a router that trains must return the value of every gate (Gate.soft), "
+                    "a router that trains must return the value of every gate (Gate.value), "
                     "since a penalty is a function of these"
                 )
             gates = Gates(output.soft, output.executed, counted, progress)

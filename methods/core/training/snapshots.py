@@ -72,7 +72,7 @@ def read_snapshot(
         with safe_open(file, framework="pt") as stored:
             state: dict[str, Any] = json.loads(stored.metadata()["state"])
             tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
-    except SafetensorError as error:
+    except (SafetensorError, TypeError, KeyError, ValueError) as error:
         raise ValueError(f"{file} is damaged; remove it to start anew ({error})") from error
     if state["identity"] != identity:
         warnings.warn(

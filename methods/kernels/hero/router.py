@@ -27,7 +27,7 @@ from torch.nn.functional import linear, silu
 from methods.core.routing.router import Gate
 from methods.kernels.choose import MOST_ROWS, can_depend, use_triton
 from methods.kernels.decode import check_tensors
-from methods.kernels.hero.formulas import EPS, HIDDEN_OUT, TEMPERATURE, phi
+from methods.kernels.hero.formulas import EPS, PATH_OUT, TEMPERATURE, phi
 from methods.kernels.hero.operands import KernelWeights, RouterWorkspace
 from methods.kernels.hero.streams import path_sums, product
 
@@ -184,7 +184,7 @@ def _state(
     factor = torch.rsqrt(sums[:, :1] + width * router.eps)
     z_hidden = linear(silu(projected[:, :heads] * factor), router.hidden_up)
     if router.path_in is None or router.path_out is None:
-        return torch.cat([z_hidden, z_hidden.new_zeros(len(z_hidden), 64 - HIDDEN_OUT)], dim=-1)
+        return torch.cat([z_hidden, z_hidden.new_zeros(len(z_hidden), PATH_OUT)], dim=-1)
     _, size, product, before = sums.unbind(-1)
     bend = product / (size.sqrt() * before.sqrt() + EPS)
     position = torch.full_like(size, (index + 1) / len(router.decays))

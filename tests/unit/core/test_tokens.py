@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from methods.core.data import Data
@@ -101,6 +102,11 @@ def test_the_window_cuts_rows_and_the_folder_alike(llama: Path, tmp_path: Path) 
         lambda folder: (folder / "known.npy").unlink(),
         lambda folder: (folder / "ids.bin").write_bytes(b"1234"),
         lambda folder: (folder / "about.json").write_text("{"),
+        lambda folder: (folder / "about.json").write_text("{}"),
+        lambda folder: (folder / "starts.npy").write_bytes(b""),
+        lambda folder: np.save(folder / "starts.npy", np.zeros(0, dtype=np.int64)),
+        lambda folder: np.save(folder / "known.npy", np.load(folder / "known.npy")[:1]),
+        lambda folder: np.save(folder / "runs.npy", np.load(folder / "runs.npy")[:1]),
         shutil.rmtree,
     ],
 )

@@ -136,6 +136,18 @@ def test_a_budget_above_the_ceiling_does_not_apply(tmp_path: Any) -> None:
     assert load_method("hero").skip_reason(backbone, Request(0.40, 1, tmp_path)) is None
 
 
+@pytest.mark.parametrize("variant", ["static", "random", "full"])
+def test_a_control_needs_a_budget_and_a_router_with_alpha_none(variant: str, tmp_path: Any) -> None:
+    backbone = empty("llama31_8b")
+    method = load_method("hero", {"variant": variant, "alpha": 1e-3, "candidates": [30, 31]})
+    reasons = [method.skip_reason(backbone, Request(b, 1, tmp_path)) for b in (None, 0.4)]
+    if variant == "full":
+        assert reasons == [None, None]
+    else:
+        assert reasons[0] == f"variant '{variant}' needs a budget"
+        assert reasons[1] is not None and "4.4%" in reasons[1]
+
+
 @pytest.mark.parametrize("modules", LORA)
 @pytest.mark.parametrize(("column", "shape"), enumerate(DENSE))
 def test_what_lora_trains(column: int, shape: str, modules: str) -> None:

@@ -79,6 +79,13 @@ def test_a_method_without_params_says_so() -> None:
         load_method("dense", {"x": 1})
 
 
+@pytest.mark.parametrize("value", [-1e-9, float("nan")])
+def test_what_is_not_at_least_the_least_is_refused(value: float) -> None:
+    with pytest.raises(ValueError, match="param 'alpha' is .*, must be at least 0 or null"):
+        load_method("hero", {"alpha": value})
+    assert load_method("hero", {"alpha": 0.0}).params.alpha == 0
+
+
 def test_given_params_stand_over_the_rows_own() -> None:
     assert load_method("random-skip-layers").params.unit == "block"
     assert load_method("random-skip-layers", {"unit": "ffn"}).params.unit == "ffn"

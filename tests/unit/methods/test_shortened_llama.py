@@ -166,6 +166,16 @@ def test_norms_and_reductions(criterion: str, weight: str, block: str, norm: int
     assert found == pytest.approx(expected, rel=1e-3, abs=0)
 
 
+def test_norms_of_gemma_count_with_the_one_that_they_add() -> None:
+    """Stored weights of zero multiply by one: by norms alone a fresh layer's four hold 4 D."""
+    model = make_model("gemma2")
+    for layer in layers(model):
+        for weight in layer.parameters():
+            weight.data.zero_()
+    width, total = model.config.hidden_size, len(layers(model))
+    assert scores(model, EVEN, criterion="magnitude") == [4 * width] * total
+
+
 def test_products_are_summed_with_their_sign_before_the_absolute_value() -> None:
     model = make_model()
     groups = [EVEN[:5], EVEN[5:]]
@@ -262,7 +272,7 @@ def test_wrong_numbers_are_refused_by_name(params: dict[str, Any]) -> None:
 def test_a_score_that_is_no_number_is_refused() -> None:
     model = make_model()
     torch.nn.init.constant_(layers(model)[3].mlp.up_proj.weight, float("inf"))
-    with pytest.raises(ValueError, match=r"criterion 'magnitude': blocks \[3\] score no number"):
+    with pytest.raises(ValueError, match=r"criterion 'magnitude': layers \[3\] score no number"):
         fit(model, EVEN, criterion="magnitude")
 
 

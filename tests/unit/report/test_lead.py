@@ -90,8 +90,8 @@ def test_an_order_that_differs_above_chance_is_told_and_an_equal_one_is_not() ->
         "Who leads", "How sure", "Above chance", "On the clock",
     ]  # fmt: skip
     assert dict(answers)["Above chance"] == (
-        "Pooled: at 25 % C leads A and B by it, and is behind by Retain, not counting other seeds of "
-        "rows that ran one, at 40 % B leads A by it, and is behind by Retain."
+        "Pooled: at 25 % C leads A and B by it, and is behind by Retain, not counting other seeds "
+        "of rows that ran one, at 40 % B leads A by it, and is behind by Retain."
     )
 
 
