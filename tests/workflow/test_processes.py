@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +31,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def fit(folder: Path, out: str, *more: Any) -> Any:
+def words(folder: Path, out: str, *more: Any, **params: Any) -> list[Any]:
+    """The arguments of a fit."""
     data = folder / "data"
-    return steps.python(
+    return [
         "-m", "workflows.steps.fit", "--method", "hero", "--backbone", folder / "backbone",
-        "--params", json.dumps(PARAMS), "--train", data / "training.jsonl",
+        "--params", json.dumps(PARAMS | params), "--train", data / "training.jsonl",
         "--validation", data / "validation.jsonl", "--probe", data / "probe.jsonl",
         "--device", "cpu", "--out", folder / out, *more,
-    )  # fmt: skip
+    ]  # fmt: skip
+
+
+def fit(folder: Path, out: str, *more: Any) -> Any:
+    return steps.python(*words(folder, out, *more))
 
 
 def losses(folder: Path) -> list[float]:
@@ -51,10 +60,29 @@ def test_two_processes_fit_what_one_does(folder: Path) -> None:
     assert (folder / "two/trained.safetensors").is_file()
 
 
+@pytest.mark.long
+def test_an_interrupt_from_the_terminal_ends_after_the_last_process(folder: Path) -> None:
+    """Both get the signal; the snapshot is there when the first process has ended."""
+    command = [sys.executable, *words(folder, "cut", "--processes", 2, updates=100_000)]
+    with subprocess.Popen(
+        list(map(str, command)), stderr=subprocess.PIPE, start_new_session=True, cwd=ROOT
+    ) as group:
+        assert group.stderr is not None
+        shown = b""
+        while b"loss=" not in shown:
+            shown += os.read(group.stderr.fileno(), 4096) or pytest.fail(shown[-2000:].decode())
+        os.killpg(group.pid, signal.SIGINT)
+        while os.read(group.stderr.fileno(), 4096):
+            pass
+        assert group.wait(timeout=300) != 0
+    assert list(folder.glob("cut.checkpoints/*/snapshot.safetensors"))
+    assert not (folder / "cut").exists()
+
+
 def test_only_what_trains_takes_several_processes(folder: Path) -> None:
-    words = ["--method", "shortgpt", "--backbone", folder / "backbone", "--budget", 0.25]
+    given = ["--method", "shortgpt", "--backbone", folder / "backbone", "--budget", 0.25]
     done = steps.python(
-        "-m", "workflows.steps.fit", *words, "--processes", 2, "--out", folder / "none"
+        "-m", "workflows.steps.fit", *given, "--processes", 2, "--out", folder / "none"
     )
     assert done.returncode == 2
     said = "--processes is 2; only a trained row takes more than 1"

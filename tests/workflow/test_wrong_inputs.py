@@ -289,6 +289,8 @@ def test_wrong_data_sources(refuse: steps.Refuse, tmp_path: Path) -> None:
     (tmp_path / "odd.jsonl").write_text('{"text": "a"}\n{"conversations": []}\n')
     said = prepare(json.dumps({"source": str(tmp_path / "odd.jsonl")}))
     assert "document 2: expected an object with text, completion, messages or fed" in said
+    assert prepare(json.dumps({"source": str(tmp_path / "odd.jsonl"), "skip": 1})) == said
+    assert "1.0" in prepare(json.dumps({"source": str(tmp_path / "odd.jsonl"), "rows": 1.0}))
 
 
 def test_a_fresh_process_says_the_same(copy: Path, tmp_path: Path) -> None:

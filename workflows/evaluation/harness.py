@@ -212,8 +212,9 @@ class CountingLM(HFLM):
             self.marker.first = first(part[0]) if part else 0
             return super(CountingLM, self)._loglikelihood_tokens(part, **options)
 
-        key = first if self.marker.active else None if self.batchable else length
-        keys = None if key is None else list(map(key, requests))
+        keys = [
+            first(r) if self.marker.active else 0 if self.batchable else length(r) for r in requests
+        ]
         return self._answer_by_key(answer, requests, keys, options)
 
     def generate_until(self, requests: list[Any], **options: Any) -> list[Any]:
@@ -243,7 +244,7 @@ class CountingLM(HFLM):
         self,
         answer: Callable[..., list[Any]],
         requests: list[Any],
-        keys: Sequence[Hashable] | None,
+        keys: Sequence[Hashable],
         options: dict[str, Any],
     ) -> list[Any]:
         """Results in the order of requests; only requests with the same key share a batch.
@@ -251,11 +252,9 @@ class CountingLM(HFLM):
         Args:
             answer: lm-eval's method.
             requests: Of lm-eval.
-            keys: One per request; None: all requests may share a batch.
+            keys: One per request.
             options: More arguments of ``answer``.
         """
-        if keys is None:
-            return answer(requests, **options)
         groups = defaultdict(list)
         for number, key in enumerate(keys):
             groups[key].append(number)

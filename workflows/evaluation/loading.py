@@ -71,7 +71,8 @@ def load(entry: TaskEntry, manager: TaskManager) -> Group:
     with explained(entry.task):
         group = _build(entry, manager)
     sandboxed = own_task_names([PROGRAM_TASKS])
-    for task in group.get_all_tasks():
+    tasks = group.get_all_tasks()
+    for task in tasks:
         name = task.task_name
         if name not in sandboxed and (
             UNGUARDED.fullmatch(name) or getattr(task, "UNSAFE_CODE", False)
@@ -79,8 +80,6 @@ def load(entry: TaskEntry, manager: TaskManager) -> Group:
             raise CannotRun(f"'{name}' of lm-eval runs what a model writes without a sandbox")
         if getattr(task, "MULTIMODAL", False):
             raise CannotRun(f"'{name}' has images or sound, and models here read text")
-    tasks = group.get_all_tasks()
-    for task in tasks:
         _check_functions(entry.task, task)
     listed = listed_metrics(tasks)
     if listed is not None:

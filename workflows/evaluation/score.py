@@ -92,7 +92,7 @@ def score(
     """
     manager = task_manager(entries, task_folders)
     total = Scores(tallies={kind: Tally(lm.ledger) for kind in KINDS})
-    alone = all(entry.is_perplexity for entry in entries)
+    texts = {kind: Tally(lm.ledger) for kind in KINDS}
     for entry in tqdm(entries, desc="tasks"):
         result = None if store is None else store.read(entry)
         if result is None:
@@ -106,12 +106,14 @@ def score(
         rates = rates_by_kind(result.tallies)
         total.scores += [score | {"rates": rates} for score in result.scores]
         total.items.append(result.items)
-        if alone or not entry.is_perplexity:
-            for kind in KINDS:
-                total.tallies[kind].merge(result.tallies[kind])
+        into = texts if entry.is_perplexity else total.tallies
+        for kind in KINDS:
+            into[kind].merge(result.tallies[kind])
     if not total.scores:
         why = "; ".join(f"'{task['task']}': {task['reason']}" for task in total.not_run)
         raise ValueError(f"no task can be run here ({why})")
+    if not any(tally.tokens for tally in total.tallies.values()):
+        total.tallies = texts
     return total
 
 

@@ -139,7 +139,7 @@ class ScoreStore:
         """Hash over everything that the scores of an entry depend on."""
         local = self.contents.of(entry_files(entry, self.task_folders))
         remote = data_facts(self.data_folder, entry).get("files", [])
-        text = json.dumps(
-            [self.identity, asdict(entry), local, remote], sort_keys=True, default=dict
-        )
+        # Whether a task is in the probe changes none of its scores.
+        facts = {name: value for name, value in asdict(entry).items() if name != "probe"}
+        text = json.dumps([self.identity, facts, local, remote], sort_keys=True, default=dict)
         return hashlib.sha256(text.encode()).hexdigest()

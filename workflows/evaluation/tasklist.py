@@ -61,10 +61,6 @@ class TaskEntry:
     file: str | None = None
     chance: float | None = None
 
-    def at_most(self, limit: int) -> TaskEntry:
-        """The entry with its first ``limit`` items, or fewer if it has a lower limit of its own."""
-        return replace(self, limit=min(self.limit or limit, limit))
-
     @property
     def is_perplexity(self) -> bool:
         """Whether this is a text file whose tokens are predicted, not a task."""
@@ -116,8 +112,13 @@ def add_limit_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def limited(entries: Iterable[TaskEntry], limit: int | None) -> list[TaskEntry]:
-    """The entries with at most so many items each; None: as they are."""
-    return [entry if limit is None else entry.at_most(limit) for entry in entries]
+    """The entries with at most so many items each, fewer where an entry's own limit is lower.
+
+    None: as they are.
+    """
+    if limit is None:
+        return list(entries)
+    return [replace(entry, limit=min(entry.limit or limit, limit)) for entry in entries]
 
 
 def task_folders(args: argparse.Namespace) -> list[Path]:

@@ -66,8 +66,10 @@ def _score(answer: Any) -> float:
 
 
 def _target(target: Any, choices: Sequence[str]) -> int | str:
-    """Number of the right choice, or the right text if that is no choice."""
-    if isinstance(target, int) and not isinstance(target, bool) and target < len(choices):
+    """Number of the right choice, or the right text if that is no choice; the first of several."""
+    if isinstance(target, list) and target:
+        target = target[0]
+    if isinstance(target, int) and not isinstance(target, bool) and 0 <= target < len(choices):
         return target
     stripped = [choice.strip() for choice in choices]
     text = str(target)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from methods.core.facts import file_facts, sha256
-from workflows.runtime.files import write_text
+from workflows.runtime.files import write_json
 
 SETTINGS_FILES = ("config.json", "generation_config.json", "*.safetensors.index.json")
 TOKENIZER_FILES = (
@@ -43,7 +43,7 @@ class Contents:
     def save(self) -> None:
         """Write all hashes for the next run."""
         if self.file is not None:
-            write_text(self.file, json.dumps(self.facts, indent=1) + "\n")
+            write_json(self.file, self.facts)
 
     def _sha256(self, file: Path) -> str:
         key = str(file.absolute())

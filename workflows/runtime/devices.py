@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 from time import sleep
 
-# Variable of the environment: set, what asks for a GPU runs on the CPU.
+# Variable of the environment: set, a suite's ``gpu`` is the CPU.
 ON_CPU = "SKIPBENCH_CPU"
 
 

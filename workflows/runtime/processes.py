@@ -18,7 +18,8 @@ from workflows.runtime.files import whole_folder
 def start_processes(count: int, device: str, step: str) -> int:
     """Run a step in ``count`` processes under torchrun, each with its own GPU or on the CPU.
 
-    This process locks the GPUs until the last of those processes has ended. It passes SIGTERM on.
+    This process locks the GPUs until the last of those processes has ended. They have a session of
+    their own, so that of a Ctrl-C too they hear once, from this process: it sends them SIGTERM.
 
     Args:
         count: Number of processes.
@@ -40,13 +41,19 @@ def start_processes(count: int, device: str, step: str) -> int:
     with claim_gpus(count) if gpu else nullcontext(None) as numbers:
         visible = {"CUDA_VISIBLE_DEVICES": ",".join(map(_name, numbers))} if numbers else {}
         group = subprocess.Popen(
-            [sys.executable, *words, "-m", step, *sys.argv[1:]], env=os.environ | visible
+            [sys.executable, *words, "-m", step, *sys.argv[1:]],
+            env=os.environ | visible,
+            start_new_session=True,
         )
-        before = signal.signal(signal.SIGTERM, lambda number, frame: group.terminate())
+        before = {
+            number: signal.signal(number, lambda *_: group.terminate())
+            for number in (signal.SIGINT, signal.SIGTERM)
+        }
         try:
             return group.wait()
         finally:
-            signal.signal(signal.SIGTERM, before)
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
 
 def _name(number: int) -> str:

@@ -50,11 +50,12 @@ def main() -> None:
     first, rows = spec.get("skip", 0), spec.get("rows")
     last = None if rows is None else first + rows
     provenance_file = args.out.with_suffix(".source.json")
+    provenance_file.unlink(missing_ok=True)
     documents = islice(read_source(spec, args.part, provenance_file), first, last)
     count = 0
     with whole_file(args.out) as file, file.open("w", encoding="utf-8") as stream:
         for document in documents:
-            check_row(document, f"data source {spec['source']}, document {count + 1}")
+            check_row(document, f"data source {spec['source']}, document {first + count + 1}")
             stream.write(json.dumps(document, ensure_ascii=False) + "\n")
             count += 1
         if not count:

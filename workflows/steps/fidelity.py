@@ -13,6 +13,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from workflows.evaluation.fidelity import (
     SUMS,
     check_texts,
@@ -72,24 +74,27 @@ def main() -> None:
     if card.not_applicable is not None:
         raise ValueError(f"{args.model} holds no model: {card.not_applicable}")
     contents, made_by = Contents(), provenance([*fit_parts(*rows_of(card)), *SCORING])
-    row = {
-        "model": model_identity(args.model, None, card, contents),
-        "batch_size": args.batch_size,
-        "threads": args.threads,
-        "device": args.device,
-        "code": made_by["code"],
-        "versions": made_by["versions"],
-    }
+    with claim_device(args.device) as device:
+        row = {
+            "model": model_identity(args.model, None, card, contents),
+            "batch_size": args.batch_size,
+            "threads": args.threads,
+            "device": "cpu" if device == "cpu" else torch.cuda.get_device_name(device),
+            "code": made_by["code"],
+            "versions": made_by["versions"],
+        }
 
-    def measure() -> dict[str, Any]:
-        with claim_device(args.device) as device:
-            loaded = load_any(args.model, None, device)
+        def measure() -> dict[str, Any]:
             return compare_with_dense(
-                loaded, reference, args.texts, args.max_length, args.batch_size
+                load_any(args.model, None, device),
+                reference,
+                args.texts,
+                args.max_length,
+                args.batch_size,
             ).means()
 
-    made_from = identity(row, reference, args.texts, args.max_length, contents)
-    result = stored_value(args.out, made_from, measure)
+        made_from = identity(row, reference, args.texts, args.max_length, contents)
+        result = stored_value(args.out, made_from, measure)
     for kind in (name for name in SUMS if name in result):
         means = result[kind]
         print(

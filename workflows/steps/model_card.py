@@ -33,7 +33,7 @@ from workflows.demo.world import the_world
 from workflows.evaluation.harness import CountingLM
 from workflows.evaluation.score import score
 from workflows.evaluation.tasklist import TaskEntry
-from workflows.runtime.files import check_place, whole_file
+from workflows.runtime.files import check_place, write_text
 from workflows.runtime.program import run, set_up_torch, step_parser
 
 TEMPLATE = ROOT / "workflows" / "demo"
@@ -84,8 +84,7 @@ def main() -> None:
         backbone=backbone,
         config=backbone.config,
     )
-    with whole_file(args.out) as file:
-        file.write_text(text, encoding="utf-8")
+    write_text(args.out, text)
     print(f"wrote {args.out}")
 
 

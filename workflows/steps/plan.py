@@ -13,10 +13,9 @@ bare name is a file below workflows/suites.
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 
-from workflows.runtime.files import check_place, write_text
+from workflows.runtime.files import check_place, write_json
 from workflows.runtime.program import add_suite_argument, run, step_parser
 from workflows.suite.config import read_configs
 from workflows.suite.jobs import read_suite
@@ -40,7 +39,7 @@ def main() -> None:
     costs = plan(read_suite(read_configs(args.suite)))
     print("\n".join(plan_lines(costs)))
     if args.out is not None:
-        write_text(args.out, json.dumps(costs, indent=1) + "\n")
+        write_json(args.out, costs)
         print(f"wrote {args.out}")
 
 

@@ -139,6 +139,8 @@ def main() -> None:
     to_record(value)
     item_file, decision_file = (args.out.with_suffix(f".{n}") for n in (ITEMS, DECISIONS))
     decided = args.model / DECISIONS
+    # Written last: it says that the files beside it are its own.
+    args.out.unlink(missing_ok=True)
     if items is not None:
         with whole_file(item_file) as file:
             items.to_parquet(file, index=False)

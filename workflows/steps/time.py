@@ -78,6 +78,7 @@ CASES = {"prefill": "prefill", "decode": "decode", "static": "decode"} | dict.fr
 class Piece(NamedTuple):
     """A few lines of one mode and case; ``name`` says which.
 
+    ``setup``: it measures nothing, and what follows needs it.
     ``trains``: it runs in torch's deterministic mode on a GPU too, as fits do. Inference does not:
     in that mode torch writes a static cache by a sort, a dozen kernels in place of one.
     """
@@ -85,6 +86,7 @@ class Piece(NamedTuple):
     name: str
     measure: Callable[[], list[Timing] | None]
     trains: bool = False
+    setup: bool = False
 
 
 def arguments() -> argparse.Namespace:
@@ -138,7 +140,7 @@ def main() -> None:
         rows = rows_of(card) if card else [find_row(args.method)]
         made_by = provenance([*fit_parts(*rows), "workflows/timing"])
         made_by["weights_hash"] = card.weights_hash if card else None
-        rest = len(pieces)
+        rest = sum(not piece.setup for piece in pieces)
         write(args, made_by, device, lines, rest)
         for piece in pieces:
             if monotonic() > deadline:
@@ -148,12 +150,14 @@ def main() -> None:
             try:
                 new_lines = piece.measure()
             except torch.OutOfMemoryError:
+                if piece.setup:
+                    raise
                 print(f"{piece.name}: more than the memory of the GPU", flush=True)
                 continue
             for line in new_lines or []:
                 lines.append(line)
                 show(line)
-            rest -= 1
+            rest -= not piece.setup
             write(args, made_by, device, lines, rest)
 
 
@@ -267,7 +271,7 @@ def of_shape(args: argparse.Namespace, bench: Bench) -> Iterator[Piece]:
             what = (routed, case, rate, recompute, bench, TRAINING[mode])
             yield Piece(name, partial(_one_line, time_training, *what), trains=True)
     if training:
-        yield Piece("cast", partial(cast_alternatives, routed))
+        yield Piece("cast", partial(cast_alternatives, routed), setup=True)
     else:
         cast_alternatives(routed)
     models = Models.of(dense, routed)
@@ -302,7 +306,7 @@ def of_model(args: argparse.Namespace, bench: Bench) -> Iterator[Piece]:
             rows = texts.rows(*case).to(bench.device)
             measure = partial(_one_line, time_update, row, dense, rows, bench)
             yield Piece(f"training {case_name(case)}", measure, trains=True)
-    yield Piece("folded", partial(fold_lora, row))
+    yield Piece("folded", partial(fold_lora, row), setup=True)
     models = Models.of(dense, row)
     yield from _compilation(args, models)
     yield from inference(models, texts, None, args, bench)
@@ -331,7 +335,7 @@ def _one_line(function: Callable[..., Timing], *arguments: object) -> list[Timin
 def _compilation(args: argparse.Namespace, models: Models) -> Iterator[Piece]:
     """A piece without lines that compiles the models, if asked for."""
     if args.compile:
-        yield Piece("compilation", partial(_compile, models))
+        yield Piece("compilation", partial(_compile, models), setup=True)
 
 
 def _compile(models: Models) -> None:

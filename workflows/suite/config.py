@@ -186,7 +186,7 @@ def check_source(raw: Any, kind: str) -> dict[str, Any]:
     part = schema["$defs"][kind]
     complete = json.loads(json.dumps(raw))
     _fill(complete, part, schema)
-    error = next(iter(jsonschema.Draft202012Validator(part).iter_errors(complete)), None)
+    error = next(iter(WHOLE_NUMBERS(part).iter_errors(complete)), None)
     if error is not None:
         raise ValueError(f"--source is no {kind} as in a suite: {cut(error.message)}")
     source: dict[str, Any] = complete

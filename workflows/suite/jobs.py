@@ -71,13 +71,17 @@ class Suite:
         """The task entries for the score step, one line."""
         return json.dumps(self.config["tasks"], sort_keys=True)
 
+    @cached_property
+    def _by_key(self) -> dict[tuple[str, ...], Job]:
+        return {job.key: job for job in self.jobs}
+
     def find(self, backbone: str, row: str, label: str, seed: str) -> Job:
         """The job of a path.
 
         Raises:
             KeyError: The suite has no such job.
         """
-        return {job.key: job for job in self.jobs}[(backbone, row, label, seed)]
+        return self._by_key[(backbone, row, label, seed)]
 
     def backbone_folder(self, name: str) -> str:
         """The folder of a backbone: its own path, or the one that a prepare rule writes."""

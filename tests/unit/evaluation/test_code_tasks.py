@@ -139,6 +139,13 @@ def test_a_run_of_nothing_else_is_one_sentence(
     lm = CountingLM(model, make_tokenizer(), Ledger.of(model, 1, 6), 4, None)
     with pytest.raises(ValueError, match=r"no task can be run here \('code_humaneval': bubblewrap"):
         score(lm, [TaskEntry("code_humaneval")], [])
+    text = tmp_path / "text.txt"
+    text.write_text("w1 w2 w3 w4")
+    found = score(
+        lm, [TaskEntry("code_humaneval"), TaskEntry("perplexity:text", file=str(text))], []
+    )
+    assert found.tallies["likelihood"].tokens == 3
+    assert [one["task"] for one in found.not_run] == ["code_humaneval"]
 
 
 class Plain(yaml.SafeLoader):

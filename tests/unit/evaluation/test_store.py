@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,12 @@ def test_another_evaluation_is_not_taken_for_it(
 ) -> None:
     ScoreStore(tmp_path, ledger, {"batch_size": 4}).write(ENTRY, result(ledger))
     assert ScoreStore(tmp_path, ledger, identity).read(entry) is None
+
+
+def test_the_probe_of_a_task_changes_no_score(ledger: Ledger, tmp_path: Path) -> None:
+    ScoreStore(tmp_path, ledger, {}).write(ENTRY, result(ledger))
+    unprobed = replace(ENTRY, probe=False)
+    assert ScoreStore(tmp_path, ledger, {}).read(unprobed) is not None
 
 
 TASK = {

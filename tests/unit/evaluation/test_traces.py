@@ -39,6 +39,10 @@ def test_choices_stand_with_their_scores_and_the_number_of_the_right_one() -> No
         "prompt": "ask", "target": 1, "choices": [" yes", " no"], "scores": [-1.2346, -2.0],
     }  # fmt: skip
     assert told(target="no")["target"] == 1
+    # Of several right ones the first; -1 is no number of a choice.
+    assert told(target=[1, 0])["target"] == 1
+    assert told(target=["maybe", "yes"])["target"] == "maybe"
+    assert told(target=-1)["target"] == "-1"
     assert told(filtered_resps=[-1.0, -2.0])["scores"] == [-1.0, -2.0]
 
 

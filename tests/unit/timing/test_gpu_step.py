@@ -194,6 +194,14 @@ def test_a_case_that_does_not_fit_leaves_the_others(
     told = capsys.readouterr().out
     assert "training 1x8 bypass 0.5: more than the memory of the GPU\n" in told
 
+    def cast(model: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate ...")
+
+    # What follows a cast needs it.
+    monkeypatch.setattr(time, "cast_alternatives", cast)
+    with pytest.raises(torch.OutOfMemoryError):
+        time.main()
+
 
 @pytest.mark.usefixtures("torch_as_it_was")
 def test_small_operations_are_compiled_behind_the_training(
