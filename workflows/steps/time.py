@@ -29,7 +29,7 @@ from functools import partial
 from itertools import product
 from pathlib import Path
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from transformers import PreTrainedConfig
@@ -64,6 +64,7 @@ from workflows.timing.cases import case_name, cases, check_length, rates
 from workflows.timing.inference import Texts, time_decode, time_prefill, time_static
 from workflows.timing.modes import Bench, Timing, time_ffn, time_training, time_update
 from workflows.timing.pair import Models, build_pair
+from workflows.timing.piece import Piece
 
 INFERENCE = {"prefill": time_prefill, "decode": time_decode, "static": time_static}
 # Mode -> whether the LoRA that a step is compared with is on the FFNs of the routed layers alone.
@@ -73,20 +74,6 @@ MODES = ("block", *INFERENCE, *TRAINING)
 CASES = {"prefill": "prefill", "decode": "decode", "static": "decode"} | dict.fromkeys(
     TRAINING, "training"
 )
-
-
-class Piece(NamedTuple):
-    """A few lines of one mode and case; ``name`` says which.
-
-    ``setup``: it measures nothing, and what follows needs it.
-    ``trains``: it runs in torch's deterministic mode on a GPU too, as fits do. Inference does not:
-    in that mode torch writes a static cache by a sort, a dozen kernels in place of one.
-    """
-
-    name: str
-    measure: Callable[[], list[Timing] | None]
-    trains: bool = False
-    setup: bool = False
 
 
 def arguments() -> argparse.Namespace:
@@ -147,14 +134,10 @@ def main() -> None:
                 break
             if device != "cpu":
                 torch.use_deterministic_algorithms(piece.trains, warn_only=True)
-            try:
-                new_lines = piece.measure()
-            except torch.OutOfMemoryError:
-                if piece.setup:
-                    raise
-                print(f"{piece.name}: more than the memory of the GPU", flush=True)
+            new_lines = piece.lines()
+            if new_lines is None:
                 continue
-            for line in new_lines or []:
+            for line in new_lines:
                 lines.append(line)
                 show(line)
             rest -= not piece.setup

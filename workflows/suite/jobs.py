@@ -76,11 +76,7 @@ class Suite:
         return {job.key: job for job in self.jobs}
 
     def find(self, backbone: str, row: str, label: str, seed: str) -> Job:
-        """The job of a path.
-
-        Raises:
-            KeyError: The suite has no such job.
-        """
+        """The job of a path; a KeyError if the suite has none."""
         return self._by_key[(backbone, row, label, seed)]
 
     def backbone_folder(self, name: str) -> str:
