@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -183,7 +183,7 @@ class ShortenedLlama(Method):
             weights = taylor(model, batches, self._weight_score)
         else:
             weights = [
-                [self._weight_score(values) for values in weight_values(model, layer).values()]
+                [self._weight_score(values) for _, values in weight_values(model, layer)]
                 for layer in layers(model)
             ]
         reduce = REDUCTIONS[params.block_reduction]
@@ -214,13 +214,12 @@ def scorable_weights(layer: nn.Module) -> dict[str, nn.Parameter]:
     return projection_weights(layer) | {n: p["weight"] for n, p in vectors.items() if p}
 
 
-def weight_values(model: PreTrainedModel, layer: nn.Module) -> dict[str, Tensor]:
-    """What the weights of a layer multiply with, float32: those of Gemma's norms are 1 + w."""
+def weight_values(model: PreTrainedModel, layer: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Name and float32 values of each weight of a layer; those of Gemma's norms are 1 + w."""
     offset = norm_offset(model.config)
-    return {
-        name: weight.detach().float() + (offset if weight.dim() == 1 else 0)
-        for name, weight in scorable_weights(layer).items()
-    }
+    for name, weight in scorable_weights(layer).items():
+        values = weight.detach().float()
+        yield name, values + offset if offset and weight.dim() == 1 else values
 
 
 def taylor(
@@ -242,6 +241,6 @@ def taylor(
     for gradients in walk:
         weights = weight_values(model, layers(model)[gradients.layer])
         scores[gradients.layer] = [
-            score(values * gradients.first[name]) for name, values in weights.items()
+            score(values * gradients.first[name]) for name, values in weights
         ]
     return scores

@@ -65,16 +65,17 @@ class Document(NamedTuple):
     def prompting(self) -> list[tuple[int, int]]:
         """(first, stop) of every run of prompt tokens: before and between answer tokens.
 
-        In a conversation, which has no one prompt, what follows the last answer is one too, but for
-        the position that predicts the answer's end.
+        In a conversation, which has no one prompt, what follows the last answer is one too, unless
+        only the closing token follows.
         """
         if not self.answers:
             return [(0, len(self.ids))]
         ends = [0, *(stop for _, stop in self.answers)]
         starts = [first for first, _ in self.answers]
         runs = [*zip(ends[:-1], starts, strict=True)]
-        if not self.prompt:
-            runs.append((ends[-1] + 1, len(self.ids) - 1))
+        last = len(self.ids) - 1
+        if not self.prompt and ends[-1] + 1 < last:
+            runs.append((ends[-1], last))
         return [(first, stop) for first, stop in runs if first < stop]
 
 
@@ -105,7 +106,7 @@ class TokenFile(Sequence[Document]):
         except (OSError, ValueError, EOFError, IndexError, TypeError) as error:
             raise ValueError(f"{folder} is no whole folder of tokens: {error}") from error
         if not whole:
-            raise ValueError(f"{folder} is no whole folder of tokens: its files do not fit")
+            raise ValueError(f"{folder} is no whole folder of tokens: its files differ in length")
         if about["encoding"] != encoding:
             raise ValueError(
                 f"{folder} was made with another tokenizer or maximum length; make it anew"

@@ -67,8 +67,8 @@ def gap_cautions(results: Results) -> list[str]:
             )
         if more := [task for task in panel.measure_tasks if task not in panel.retain_tasks]:
             sentences.append(
-                f"Beside tasks of the Retain, these may enter Above chance, flips and changed "
-                f"answers{on}: {', '.join(more)}; the table measures names the tasks of each."
+                f"Above chance, flips and changed answers{on} may count tasks that the Retain "
+                f"lacks: {', '.join(more)}; measures.csv lists the tasks of each."
             )
     return list(dict.fromkeys(sentences))
 

@@ -34,7 +34,8 @@ DEFINED = (
 )
 BESIDE = (
     "Above chance: mean of (score - chance) / (reference - chance) over the tasks in which the "
-    "reference leads chance by more than two standard errors; 0 is a guess. Flips: items that are "
+    "reference leads chance by more than two standard errors; 0 is a guess. In resamples that lead "
+    "counts at least a quarter of what it is on all items. Flips: items that are "
     "right here and wrong in the reference, or the other way round. Changed: items with another "
     "chosen answer, of tasks in which one is chosen. Both are means over tasks."
 )

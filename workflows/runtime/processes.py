@@ -18,8 +18,8 @@ from workflows.runtime.files import whole_folder
 def start_processes(count: int, device: str, step: str) -> int:
     """Run a step in ``count`` processes under torchrun, each with its own GPU or on the CPU.
 
-    This process locks the GPUs until the last of those processes has ended. They have a session of
-    their own, so that of a Ctrl-C too they hear once, from this process: it sends them SIGTERM.
+    This process locks the GPUs until the last of those processes has ended. It passes SIGTERM on. A
+    terminal sends SIGINT and SIGHUP to all of them, so this process only waits.
 
     Args:
         count: Number of processes.
@@ -41,13 +41,12 @@ def start_processes(count: int, device: str, step: str) -> int:
     with claim_gpus(count) if gpu else nullcontext(None) as numbers:
         visible = {"CUDA_VISIBLE_DEVICES": ",".join(map(_name, numbers))} if numbers else {}
         group = subprocess.Popen(
-            [sys.executable, *words, "-m", step, *sys.argv[1:]],
-            env=os.environ | visible,
-            start_new_session=True,
+            [sys.executable, *words, "-m", step, *sys.argv[1:]], env=os.environ | visible
         )
         before = {
-            number: signal.signal(number, lambda *_: group.terminate())
-            for number in (signal.SIGINT, signal.SIGTERM)
+            signal.SIGTERM: signal.signal(signal.SIGTERM, lambda *_: group.terminate()),
+            signal.SIGINT: signal.signal(signal.SIGINT, lambda *_: None),
+            signal.SIGHUP: signal.signal(signal.SIGHUP, lambda *_: None),
         }
         try:
             return group.wait()

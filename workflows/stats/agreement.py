@@ -49,7 +49,9 @@ def _out_of_order(sizes: tuple[int, ...]) -> list[int]:
     counts, total = [1], 0
     for size in sizes:
         total += size
-        counts = np.convolve(counts, _gaussian(total, size)).tolist()
+        # As Python's integers, which do not overflow.
+        more = np.array(_gaussian(total, size), dtype=np.object_)
+        counts = np.convolve(np.array(counts, dtype=np.object_), more).tolist()
     return counts
 
 

@@ -1,6 +1,7 @@
 """Measures beside Retain, each paired with the reference item by item.
 
     Above chance = mean over tasks of (score - chance) / (reference score - chance)
+                 = mean over tasks of 1 + (score - reference score) / (reference score - chance)
     flips   = mean over tasks of the share of items that one of both has right, the other wrong
             = lost (right in the reference alone) + won (right in the row alone)
     changed = mean over tasks of the share of items with another chosen answer
@@ -11,8 +12,8 @@ reference. Equal scores hide items lost and won; flips and changed answers show 
 Accuracy is Not All You Need, arXiv 2407.09141).
 
 Intervals use the resampled items of Retain (resample.py). The reference's lead over chance is
-resampled too. Where it falls below a quarter of its value, a quarter of it divides the distance to
-the reference; ``small_leads`` says how often.
+resampled too. Where it falls below a quarter of the lead on all items, that quarter divides the
+distance to the reference; ``small_leads`` says how often.
 
 Above chance may be over other tasks than Retain: over those of ``measure_tasks`` with signal. Then
 ``above_chance_retain`` is the same over tasks of the Retain alone, so that a reader can tell a

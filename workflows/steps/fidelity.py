@@ -74,6 +74,7 @@ def main() -> None:
     if card.not_applicable is not None:
         raise ValueError(f"{args.model} holds no model: {card.not_applicable}")
     contents, made_by = Contents(), provenance([*fit_parts(*rows_of(card)), *SCORING])
+    # The device's name counts in what is stored.
     with claim_device(args.device) as device:
         row = {
             "model": model_identity(args.model, None, card, contents),

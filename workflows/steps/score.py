@@ -268,7 +268,7 @@ def conditions(args: argparse.Namespace, lm: CountingLM, device: str, seconds: f
         end_tokens=sorted(lm.ends),
         device=device,
         threads=args.threads,
-        seconds=round(seconds, 2),
+        seconds=round(seconds, 4),
         peak_memory_mb=peak_memory_mb(),
     )
 

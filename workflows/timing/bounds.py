@@ -1,4 +1,4 @@
-"""Lower bounds of time: a routed model over the dense one, if only work took time.
+"""Bounds of work: the time of a routed model over the dense one's, if only work took time.
 
 Multiplications bound prefill and training. A ratio is below its bound by noise, or where the other
 side uses small operations badly. The distance to the bound is what a better implementation could

@@ -1,8 +1,8 @@
 """The work of a model for some tokens, counted from its modules and its decisions.
 
 The bound of a measured ratio is the work of a row over the work of the dense model. For a prompt,
-work is the number of operations; for a decoding step, the number of bytes that are read. A row
-can beat its bound by noise, or where dense has operations that run worse than the row's.
+work is the number of operations; for a decoding step, the number of bytes that are read. The bound
+is one of work, not of the clock: a row can beat it where dense's operations run worse than its own.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ class Family(NamedTuple):
     """What a family has that Llama has not; each string is the name of a key of its config.
 
     ``embedding_factor`` multiplies the embeddings, ``logit_divisor`` divides the logits,
-    ``logit_cap`` bounds them softly: cap * tanh(logit / cap). Norms multiply with their weight plus
+    ``logit_cap`` bounds them softly: cap * tanh(logit / cap). Norms multiply by their weight plus
     ``norm_offset``.
     """
 
@@ -118,7 +118,7 @@ def embedding_factor(config: PreTrainedConfig) -> float:
 
 
 def norm_offset(config: PreTrainedConfig) -> float:
-    """What norms add to their weight before they multiply with it."""
+    """What norms add to their weight before they multiply by it."""
     return _family(config).norm_offset
 
 

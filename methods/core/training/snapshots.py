@@ -71,10 +71,11 @@ def read_snapshot(
     try:
         with safe_open(file, framework="pt") as stored:
             state: dict[str, Any] = json.loads(stored.metadata()["state"])
+            found = state["identity"]
             tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
     except (SafetensorError, TypeError, KeyError, ValueError) as error:
         raise ValueError(f"{file} is damaged; remove it to start anew ({error})") from error
-    if state["identity"] != identity:
+    if found != identity:
         warnings.warn(
             f"{file} is of other params, data or weights: training starts anew", stacklevel=2
         )

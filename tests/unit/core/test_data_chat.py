@@ -42,11 +42,11 @@ def test_every_turn_of_the_assistant_holds_answer_tokens(tmp_path: Path) -> None
     assert document.answer_tokens == 5
     (cut,) = read(jsonl(tmp_path, {"messages": turns}), tokenizer=tokenizer, max_length=12)
     assert cut.answers == ((4, 6), (10, 12))
-    # Cut in the user's turn: its words are a prompt, the end of the answer before it is not.
+    # Cut in the user's turn: its words are a prompt as in the whole conversation.
     (cut,) = read(jsonl(tmp_path, {"messages": turns}), tokenizer=tokenizer, max_length=10)
     assert (cut.ids[6:], cut.answers) == ([52, 50, 4, 52], ((4, 6),))
-    assert cut.prompting == [(0, 4), (7, 9)]
-    assert lay_out([cut], 0, 0.25).weights.tolist() == [[0.25] * 4 + [1.0] * 3 + [0.25] * 2 + [0.0]]
+    assert cut.prompting == [(0, 4), (6, 9)]
+    assert lay_out([cut], 0, 0.25).weights.tolist() == [[0.25] * 4 + [1.0] * 2 + [0.25] * 3 + [0.0]]
 
 
 def test_tulus_plain_form_without_a_template(tmp_path: Path) -> None:

@@ -315,8 +315,8 @@ def test_measures_beside_retain_may_be_over_more_tasks(tmp_path: Path) -> None:
     # Chance is a quarter: 1 on a, and (1/2 - 1/4) / (1 - 1/4) on b.
     assert line["above_chance"] == pytest.approx(100 * (1 + 1 / 3) / 2)
     assert (
-        "Beside tasks of the Retain, these may enter Above chance, flips and changed answers: b; "
-        "the table measures names the tasks of each." in gap_cautions(results)
+        "Above chance, flips and changed answers may count tasks that the Retain lacks: b; "
+        "measures.csv lists the tasks of each." in gap_cautions(results)
     )
     (tmp_path / "suite.json").write_text(json.dumps(settings | {"measure_tasks": []}))
     with pytest.raises(ValueError, match="measure_tasks must be a list of names"):

@@ -38,7 +38,7 @@ def test_against_every_order(second: tuple[float, ...]) -> None:
 
 def test_without_ties_it_is_the_known_test() -> None:
     rng = np.random.default_rng(3)
-    for n in (4, 8, 11):
+    for n in (4, 8, 11, 26):
         first, second = rng.permutation(n).tolist(), rng.permutation(n).tolist()
         expected = stats.kendalltau(first, second, method="exact")
         assert kendall(first, second) == pytest.approx((expected.statistic, expected.pvalue))
