@@ -222,7 +222,10 @@ class Trainer:
         shares = [split(share, params.micro_tokens) for share in deal(packed, self.world)]
         own = shares[self.rank]
         own += [[]] * (max(map(len, shares)) - len(own))
-        return [stack(rows or NOTHING, params.prompt_weight, self.tasks) for rows in own]
+        return [
+            stack(rows or NOTHING, params.row_length, params.prompt_weight, self.tasks)
+            for rows in own
+        ]
 
     def _snapshot(self, done: int) -> None:
         state = {"log": self.log, "done": done, "identity": self._identity}

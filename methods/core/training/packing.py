@@ -79,7 +79,7 @@ def lay_out(
         prompt_weight: Loss weight of predictions inside a prompt; the others weigh 1.
         tasks: Task -> weight of its answer tokens; None: 1.
     """
-    return stack(pack(documents, length), prompt_weight, tasks)
+    return stack(pack(documents, length), length, prompt_weight, tasks)
 
 
 def pack(documents: Sequence[Document], length: int) -> list[Row]:
@@ -142,12 +142,18 @@ def split(rows: Sequence[Row], most: int) -> list[list[Row]]:
 
 
 def stack(
-    rows: Sequence[Row], prompt_weight: float, tasks: Mapping[str, float] | None = None
+    rows: Sequence[Row],
+    length: int,
+    prompt_weight: float,
+    tasks: Mapping[str, float] | None = None,
 ) -> Rows:
     """Tensors of packed rows (B, T), T the longest row; arguments as in :func:`lay_out`."""
-    width = max(map(_tokens, rows))
+    used = max(map(_tokens, rows))
+    # Cut after stacking: on tensors of another layout the loss rounds otherwise, and published
+    # weights would change.
+    width = max(length, used)
     tensors = [_row(row, width, prompt_weight, tasks or {}) for row in rows]
-    return Rows(*(torch.stack(parts) for parts in zip(*tensors, strict=True)))
+    return Rows(*(torch.stack(parts)[:, :used] for parts in zip(*tensors, strict=True)))
 
 
 def _tokens(row: Row) -> int:
